@@ -1,0 +1,250 @@
+"""The configuration: one frozen tree from one TOML file and dotted overrides. An unknown key is an error.
+
+Every section is checked where it is owned. An adapter owns its `options`, chosen by `kind`; everything else is here and
+stays below forty fields.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from headrace.errors import ConfigError
+from headrace.records.task import Budget
+
+Mode = Literal["sync", "colocate_async", "separate_async"]
+StalenessPolicy = Literal["pace", "wait", "drop"]
+T = TypeVar("T")
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections: frozen, keyword-only, no unknown keys."""
+
+
+class RunSection(Section, frozen=True):
+    """Attributes:
+    seed: root of every random stream.
+    updates: number of policy updates, >= 1.
+    deterministic: order batches by ordinal alone and end no episode by the wall clock; bit-exact proofs hold in this mode.
+    """
+
+    seed: int = 7
+    updates: int = 100
+    deterministic: bool = False
+
+
+class AdapterSection(Section, frozen=True):
+    """Attributes:
+    kind: which adapter.
+    options: the adapter's own options; see `headrace describe KIND`.
+    """
+
+    kind: str
+    options: dict[str, Any] = {}
+
+
+class PolicySection(Section, frozen=True):
+    """Attributes:
+    policy_id: name under which versions are published.
+    kind: how version 0 comes about: `warm_start` or `folder`.
+    options: the builder's own options.
+    """
+
+    policy_id: str = "policy"
+    kind: str = "warm_start"
+    options: dict[str, Any] = {}
+
+
+class EvaluationSection(Section, frozen=True):
+    """Attributes:
+    every_updates: a held-out round after every so many updates, and at the start and the end; 0 for none.
+    temperatures: one round for each.
+    success_bound: a reward at or above it counts as success.
+    """
+
+    every_updates: int = 20
+    temperatures: tuple[float, ...] = (1.0, 0.2)
+    success_bound: float = 1.0
+
+
+class AlgorithmSection(Section, frozen=True):
+    """Attributes:
+    advantage: `mean` (r - mean) or `grpo` ((r - mean) / std).
+    clip_low: lower clip distance of the probability ratio.
+    clip_high: upper clip distance.
+    aggregation: how token losses become one number.
+    learning_rate: of AdamW.
+    max_grad_norm: gradient norm bound.
+    reward_rule: how score components become a reward.
+    """
+
+    advantage: Literal["mean", "grpo"] = "mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"
+    learning_rate: float = 3e-4
+    max_grad_norm: float = 1.0
+    reward_rule: Literal["mean", "product", "first"] = "mean"
+
+
+class ScheduleSection(Section, frozen=True):
+    """Attributes:
+    mode: where generation and training run and what new weights do; `sync` needs credit_batches = 0, the others >= 1.
+    batch_groups: groups of one update.
+    group_size: members of a group.
+    credit_batches: outstanding groups <= (credit_batches + 1) * batch_groups at every instant.
+    staleness: what happens to a group beyond `max_lag`: `pace` has no bound and reports, `wait` stops admission until the
+        oldest is trained, `drop` rejects it with a record.
+    max_lag: bound of `wait` and `drop`, in updates.
+    order: `ready` takes finished groups by completion, `ordinal` strictly by position in the source.
+    infra_attempts: attempts of one member after infrastructure failures, the first included.
+    grade_tries: gradings of one transcript after grader failures, the first included.
+    temperature: sampling temperature of training episodes.
+    """
+
+    mode: Mode = "sync"
+    batch_groups: int = 16
+    group_size: int = 8
+    credit_batches: int = 0
+    staleness: StalenessPolicy = "pace"
+    max_lag: int = 4
+    order: Literal["ready", "ordinal"] = "ready"
+    infra_attempts: int = 3
+    grade_tries: int = 3
+    temperature: float = 1.0
+
+    @property
+    def max_outstanding(self) -> int:
+        """Largest number of groups that hold a slot."""
+        return (self.credit_batches + 1) * self.batch_groups
+
+
+class TimeoutSection(Section, frozen=True):
+    """Deadlines in seconds; no await on a port goes without one.
+
+    Attributes:
+        generate_s: one policy turn.
+        tool_s: one action.
+        environment_s: opening, artifact, claim.
+        grade_s: one grading.
+        update_s: scoring or update of a batch.
+        publish_s: one phase of publication.
+    """
+
+    generate_s: float = 120.0
+    tool_s: float = 10.0
+    environment_s: float = 30.0
+    grade_s: float = 30.0
+    update_s: float = 300.0
+    publish_s: float = 60.0
+
+
+class Config(Section, frozen=True):
+    """The whole tree; see the sections.
+
+    Attributes:
+        run: what and how long.
+        tasks: where tasks come from.
+        budget: what one episode may spend.
+        harness: how tasks become tokens.
+        policy: how version 0 comes about.
+        inference: the engine.
+        environment: where tools act.
+        grader: who verifies.
+        algorithm: the learning signal.
+        trainer: the trainer's own options.
+        schedule: admission, order, staleness.
+        evaluation: held-out rounds.
+        timeouts: deadlines.
+    """
+
+    run: RunSection = RunSection()
+    tasks: AdapterSection = AdapterSection(kind="reasoning_gym")
+    budget: Budget = Budget()
+    harness: AdapterSection = AdapterSection(kind="chatml")
+    policy: PolicySection = PolicySection()
+    inference: AdapterSection = AdapterSection(kind="embedded")
+    environment: AdapterSection = AdapterSection(kind="sandbox")
+    grader: AdapterSection = AdapterSection(kind="reasoning_gym")
+    algorithm: AlgorithmSection = AlgorithmSection()
+    trainer: AdapterSection = AdapterSection(kind="torch")
+    schedule: ScheduleSection = ScheduleSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    timeouts: TimeoutSection = TimeoutSection()
+
+    def check(self) -> None:
+        """Raises ConfigError for values that contradict each other or lie out of bounds."""
+        schedule = self.schedule
+        bounds: tuple[tuple[str, float, float], ...] = (
+            ("run.updates", self.run.updates, 1),
+            ("schedule.batch_groups", schedule.batch_groups, 1),
+            ("schedule.group_size", schedule.group_size, 1),
+            ("schedule.credit_batches", schedule.credit_batches, 0),
+            ("schedule.max_lag", schedule.max_lag, 0),
+            ("schedule.infra_attempts", schedule.infra_attempts, 1),
+            ("schedule.grade_tries", schedule.grade_tries, 1),
+            ("evaluation.every_updates", self.evaluation.every_updates, 0),
+        )
+        for name, value, least in bounds:
+            if value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}")
+        if (schedule.mode == "sync") != (schedule.credit_batches == 0):
+            raise ConfigError(
+                f"schedule.mode is {schedule.mode} with credit_batches {schedule.credit_batches}; "
+                "sync needs exactly 0, the asynchronous modes at least 1"
+            )
+        if not 0.0 < self.algorithm.learning_rate < 1.0:
+            raise ConfigError(f"algorithm.learning_rate is {self.algorithm.learning_rate}; it must lie in (0, 1)")
+        for name in TimeoutSection.__struct_fields__:
+            if not getattr(self.timeouts, name) > 0:
+                raise ConfigError(f"timeouts.{name} is {getattr(self.timeouts, name)}; it must be positive")
+
+
+def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
+    """The checked configuration of a TOML file with `section.key=value` overrides; values are TOML literals.
+
+    Raises:
+        ConfigError: naming the file or override, the value and what is expected.
+    """
+    try:
+        tree: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file; name a TOML file such as examples/arithmetic/train.toml") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    for override in overrides:
+        _apply_override(tree, override)
+    return decode_config(tree, str(path))
+
+
+def decode_config(tree: dict[str, Any], where: str) -> Config:
+    """The checked configuration of a tree of plain values. Raises ConfigError."""
+    config = decode_options(tree, Config, where)
+    config.check()
+    return config
+
+
+def decode_options(options: dict[str, Any], kind: type[T], where: str) -> T:
+    """An adapter's options as its own struct. Raises ConfigError naming the key."""
+    try:
+        return msgspec.convert(options, kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    name, separator, literal = override.partition("=")
+    if not separator or not all(name.split(".")):
+        raise ConfigError(f"override {override!r}: write section.key=value, such as run.updates=20")
+    try:
+        value = tomllib.loads(f"value = {literal}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = literal
+    *sections, key = name.split(".")
+    node = tree
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {section} is a value, not a section")
+    node[key] = value

@@ -1,0 +1,331 @@
+"""The ports: what the control plane asks of the world. All async ones take a deadline; large data goes by address.
+
+An adapter raises `BoundaryError` of its own boundary, with the outcome that it knows. Whatever the policy caused is a
+value (a receipt, a truncated turn), never an exception. One contract suite per port (`tests/contracts/`) runs against
+every implementation, the simulated ones included.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from headrace.records.action import Action, EffectClass
+from headrace.records.arrays import Float32Bytes, IntArray
+from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.events import Event, Payload
+from headrace.records.execution import IncarnationLost, Lease, Receipt
+from headrace.records.harness import ParsedTurn, ToolSchema
+from headrace.records.ids import ActionId, Address, EpisodeId, LeaseToken, PolicyRef
+from headrace.records.segment import GenerateRequest, TokenSegment
+from headrace.records.task import Task
+from headrace.records.terminal import Terminal
+from headrace.records.update import Activation, CanaryScore, RowScore, UpdateResult
+from headrace.records.verdict import Submission, Verdict
+
+
+class TurnTiming(msgspec.Struct, frozen=True):
+    """How a turn went; the last item of a generation.
+
+    Attributes:
+        wait_s: seconds from request to slot.
+        generate_s: seconds from slot to last token.
+        preemptions: how often its cache was rebuilt or its slot taken.
+    """
+
+    wait_s: float
+    generate_s: float
+    preemptions: int
+
+
+class Inference(Protocol):
+    """The policy as a service that speaks token ids."""
+
+    def generate(self, request: GenerateRequest, timeout_s: float) -> AsyncIterator[TokenSegment | TurnTiming]:
+        """Segments in order, cut at version changes, then one `TurnTiming`.
+
+        The last segment carries a `finish`. A repeated `request_id` that is still running is refused.
+
+        Raises:
+            InferenceError: REJECTED when the request cannot be served (too long, version not held, older than
+                `min_version`), LOST when the engine died or did not finish in time.
+        """
+        ...
+
+    async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
+        """Ends running requests at the next token boundary; their last segment has finish INTERRUPTED."""
+        ...
+
+    async def stage(self, policy: PolicyRef, weights: Address, timeout_s: float) -> None:
+        """Loads weights aside and verifies their hash; nothing is served with them yet.
+
+        Raises:
+            InferenceError: when the file is missing or does not hash to its address.
+        """
+        ...
+
+    async def activate(self, policy: PolicyRef, keep: frozenset[int], timeout_s: float) -> Activation:
+        """Serves unpinned requests with the staged version from the next token boundary on.
+
+        Versions in `keep` stay loaded for pinned requests; any other is unloaded once nothing runs on it.
+        """
+        ...
+
+    async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
+        """Natural-log probabilities [T - 1] of each sequence's tokens after the first, at temperature 1."""
+        ...
+
+
+class Handle(msgspec.Struct, frozen=True):
+    """An open environment of one episode.
+
+    Attributes:
+        episode: whose.
+        incarnation: which life of which executor holds it.
+    """
+
+    episode: EpisodeId
+    incarnation: str
+
+
+class Environment(Protocol):
+    """The world that tools act on."""
+
+    @property
+    def effect(self) -> EffectClass:
+        """What its actions do to the world."""
+        ...
+
+    @property
+    def version(self) -> Address:
+        """Content version of its code, options and dependencies."""
+        ...
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        """The tools that it offers, in a fixed order."""
+        ...
+
+    async def open(self, task: Task, episode: EpisodeId, lease: Lease, timeout_s: float) -> Handle:
+        """A fresh environment.
+
+        Raises:
+            EnvironmentFault: when it cannot be created.
+        """
+        ...
+
+    async def execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:
+        """The receipt of the action; a second call with the same id returns the stored one and runs nothing.
+
+        A tool that raises, hangs, floods or is killed is a receipt with that status.
+
+        Raises:
+            EnvironmentFault: REJECTED when the lease is fenced or the executor was never reached, LOST otherwise.
+        """
+        ...
+
+    async def probe(self, handle: Handle, action_id: ActionId, timeout_s: float) -> Receipt | IncarnationLost | None:
+        """The stored receipt; None when this incarnation never took the action."""
+        ...
+
+    async def snapshot(self, handle: Handle, timeout_s: float) -> Address | None:
+        """Revision of the present state, the same for an unchanged one; None when it cannot be captured whole."""
+        ...
+
+    async def restore(self, handle: Handle, revision: Address, timeout_s: float) -> Handle:
+        """The environment as it was at the revision."""
+        ...
+
+    async def artifact(self, handle: Handle, timeout_s: float) -> bytes:
+        """Bounded bytes that the grader may read; empty when there are none."""
+        ...
+
+    async def claim(self, handle: Handle, final_text: str, timeout_s: float) -> Terminal:
+        """The environment's own claim of success or failure once the policy has answered."""
+        ...
+
+    async def close(self, handle: Handle) -> None:
+        """Frees everything; safe to call twice."""
+        ...
+
+
+class ObservedTokens(msgspec.Struct, frozen=True):
+    """Observations of one step, rendered.
+
+    Attributes:
+        segments: template and environment segments in order, up to and including the opening of the next policy turn.
+        observation_indices: for each receipt, the index in `segments` of its environment segment.
+        is_cut: for each receipt, whether it was longer than the observation budget.
+        neutralized: for each receipt, control literals that were encoded as ordinary text.
+    """
+
+    segments: tuple[TokenSegment, ...]
+    observation_indices: tuple[int, ...]
+    is_cut: tuple[bool, ...]
+    neutralized: tuple[int, ...]
+
+
+class Harness(Protocol):
+    """Renders records to tokens and parses tokens to calls. Pure and synchronous; never re-encodes sampled text."""
+
+    @property
+    def version(self) -> Address:
+        """Content version of prompts, tool schemas, template, tokenizer and harness code."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Token ids that end a policy turn."""
+        ...
+
+    def open(self, task: Task) -> tuple[TokenSegment, ...]:
+        """The prompt, up to and including the opening of the first policy turn."""
+        ...
+
+    def parse(self, sampled: IntArray) -> ParsedTurn:
+        """What the policy said. `sampled` is the whole turn, stop token included if it was sampled."""
+        ...
+
+    def observe(self, outputs: Sequence[bytes], budget_tokens: int) -> ObservedTokens:
+        """Tokens that show tool outputs to the policy, each cut to the budget with a visible marker."""
+        ...
+
+    def object_to(self, problem: str, budget_tokens: int) -> ObservedTokens:
+        """Tokens that tell the policy that its turn could not be read; one observation."""
+        ...
+
+    def decode(self, ids: IntArray) -> str:
+        """Text of the ids, control tokens written out; for people."""
+        ...
+
+
+class Grader(Protocol):
+    """Verifies independently of the policy and of the environment's claim. Owns answers and evidence."""
+
+    @property
+    def version(self) -> Address:
+        """Content version of its code, options and dependencies."""
+        ...
+
+    async def grade(self, submissions: Sequence[Submission], timeout_s: float) -> list[Verdict]:
+        """One verdict per submission, in any order; an `Unscored` one poisons no other.
+
+        A group-level grader receives all members of a group at its close; an episode-level one any submissions.
+
+        Raises:
+            GraderError: when no verdict came at all.
+        """
+        ...
+
+
+class Trainer(Protocol):
+    """Parameters and optimizer of one policy. Reads transcripts by address."""
+
+    async def score(self, rows: Sequence[BatchRow], version: int, timeout_s: float) -> list[RowScore]:
+        """The trainer's log-probs of the rows under its present weights, against the recorded behaviour."""
+        ...
+
+    async def update(self, plan: BatchPlan, timeout_s: float) -> UpdateResult:
+        """One optimizer step; the new weights lie in the blob store under the returned address.
+
+        Raises:
+            TrainerError: REJECTED when the plan does not follow from the present version, or a value is not finite
+                (the weights are then unchanged); LOST when the process died.
+        """
+        ...
+
+    async def canary(self, ids: Sequence[IntArray], timeout_s: float) -> CanaryScore:
+        """Log-probs of fixed sequences under the present weights, joined end to end."""
+        ...
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A content-addressed row that becomes durable together with the event that names it.
+
+    Attributes:
+        kind: `task`, `transcript`, `side`, `verdict`, `plan`, `config`.
+        address: SHA-256 of `data`.
+        data: canonical bytes.
+    """
+
+    kind: str
+    address: Address
+    data: bytes
+
+
+class Journal(Protocol):
+    """The append-only event log of one run, with its sealed rows."""
+
+    def append(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
+        """Sequence number of the event, which has its place in the order at once and is durable later.
+
+        Raises:
+            StoreError: when an earlier write failed; nothing more is accepted.
+        """
+        ...
+
+    async def durable(self, seq: int) -> None:
+        """Returns once the event and all before it are on disk.
+
+        Raises:
+            StoreError: when they could not be written, or a once-only (kind, key) was there already.
+        """
+        ...
+
+    def read(self, address: Address) -> bytes:
+        """Bytes of a sealed row, appended by this process or durable, checked against the address.
+
+        Raises:
+            IntegrityError: when the bytes do not hash to the address.
+            KeyError: when there is no such row.
+        """
+        ...
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Durable events with seq > after, in order."""
+        ...
+
+    def head(self) -> str:
+        """Hash over all events so far: two runs that did the same have the same."""
+        ...
+
+
+class Blobs(Protocol):
+    """Large immutable bytes by content address, as files."""
+
+    def put(self, data: bytes) -> Address:
+        """Stores the bytes; returns once they are durable."""
+        ...
+
+    def path(self, address: Address) -> Path:
+        """Where the file lies.
+
+        Raises:
+            KeyError: when it is not stored.
+        """
+        ...
+
+
+class TaskSource(Protocol):
+    """A cursor over training tasks, and the held-out set. The split is by task content."""
+
+    def next(self) -> Task | None:
+        """The task at the cursor, which moves on; None once exhausted."""
+        ...
+
+    def held_out(self) -> Sequence[Task]:
+        """Tasks that never enter training, the same in every call."""
+        ...
+
+
+class Leases(Protocol):
+    """Grants fencing tokens in rising order."""
+
+    def grant(self, episode: EpisodeId, deadline_s: float) -> Lease:
+        """A lease with a token higher than every one before."""
+        ...
+
+    def highest(self) -> LeaseToken:
+        """The highest token granted."""
+        ...

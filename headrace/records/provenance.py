@@ -1,0 +1,82 @@
+"""Content addresses and the five versions: task, policy, harness, environment, grader.
+
+A version is derived from content and never typed by hand. The first four are sealed with the transcript, the fifth with
+the verdict.
+"""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from headrace.errors import IntegrityError
+from headrace.records.ids import Address, PolicyId
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def canonical_bytes(record: Any) -> bytes:
+    """The one byte string that stands for a record: msgpack, fields in their declared order, mappings sorted."""
+    return _ENCODER.encode(record)
+
+
+def address_of(data: bytes) -> Address:
+    """SHA-256 of the bytes, as 64 hexadecimal digits."""
+    return Address(hashlib.sha256(data).hexdigest())
+
+
+def content_version(*parts: bytes | str) -> Address:
+    """Version of several contents in order; each is length-prefixed, so no two lists collide by concatenation."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return Address(digest.hexdigest())
+
+
+def check_address(expected: Address, data: bytes, what: str) -> None:
+    """Raises IntegrityError when the bytes do not hash to the address."""
+    actual = address_of(data)
+    if actual != expected:
+        raise IntegrityError(f"{what}: bytes hash to {actual}, the address says {expected}; the copy is damaged")
+
+
+class PolicyVersion(msgspec.Struct, frozen=True, array_like=True):
+    """Which weights a version number stood for.
+
+    Attributes:
+        policy_id: name of the policy.
+        version: number of updates behind the weights.
+        weights: address of the weights file that the engine proved to hold.
+    """
+
+    policy_id: PolicyId
+    version: int
+    weights: Address
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    """The versions that a transcript was made under; the grader's is in the verdict.
+
+    Attributes:
+        task: address of the task's canonical bytes.
+        policies: every policy version that sampled a token, in rising order; at least one unless nothing was sampled.
+        harness: content version of prompts, tool schemas, template, tokenizer and harness code.
+        environment: content version of the environment's code, its options and dependencies.
+    """
+
+    task: Address
+    policies: tuple[PolicyVersion, ...]
+    harness: Address
+    environment: Address
+
+    def require_complete(self, has_sampled: bool) -> None:
+        """Raises IntegrityError when a version is missing; sealing without all of them is refused."""
+        for name in ("task", "harness", "environment"):
+            if len(getattr(self, name)) != 64:
+                raise IntegrityError(
+                    f"provenance.{name} is {getattr(self, name)!r}: a 64-digit content version is needed"
+                )
+        if has_sampled and not self.policies:
+            raise IntegrityError("provenance.policies is empty although the transcript holds sampled tokens")

@@ -1,0 +1,81 @@
+"""The run itself: what it was started with, what its workers did with their time, and how it ended."""
+
+import enum
+
+import msgspec
+
+from headrace.records.ids import Address, PolicyId
+
+
+class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
+    """A process took over the run.
+
+    Attributes:
+        run_id: name of the run's folder.
+        seed: root of every random stream.
+        config: address of the effective configuration's canonical bytes.
+        runtime: composition root: `local` or `simulated`.
+        wall_clock: ISO 8601 time of the start for people; empty under virtual time.
+        resources: what the run may use, by name (`cores`, …); figures are printed per resource-hour.
+    """
+
+    run_id: str
+    seed: int
+    config: Address
+    runtime: str
+    wall_clock: str
+    resources: dict[str, float]
+
+
+class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):
+    """The run is over.
+
+    Attributes:
+        reason: `completed`, `exhausted`, `stopped` or `failed: …`.
+        updates: updates completed.
+    """
+
+    reason: str
+    updates: int
+
+
+class WorkerState(enum.Enum):
+    """What a worker does with its time; the states of one worker partition wall time."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    SYNC = "sync"
+    DOWN = "down"
+
+
+class WorkerStateChanged(msgspec.Struct, frozen=True, tag="worker_state_changed"):
+    """A worker left one state for another; telemetry.
+
+    Attributes:
+        worker: name.
+        state: the new state.
+        detail: what it does, for people.
+    """
+
+    worker: str
+    state: WorkerState
+    detail: str = ""
+
+
+class WeightsHeld(msgspec.Struct, frozen=True, tag="weights_held"):
+    """One copy of weights exists; the report lists every one.
+
+    Attributes:
+        role: policy in the engine, policy in the trainer, optimizer state, reference, critic, reward model.
+        policy_id: which policy.
+        worker: who holds it.
+        device: `cpu`, `cuda:0`, …
+        size_bytes: bytes in memory.
+    """
+
+    role: str
+    policy_id: PolicyId
+    worker: str
+    device: str
+    size_bytes: int

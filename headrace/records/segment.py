@@ -1,0 +1,178 @@
+"""Stage 3, policy inference: the token segment, the only carrier of ids and behaviour log-probs.
+
+Dimensions: T tokens of a segment. A segment is cut where the origin or the policy version changes. The worker that
+sampled stamps the version; nobody else may. Nothing here is a training mask: the mask follows from `origin`.
+"""
+
+import enum
+
+import msgspec
+import numpy as np
+
+from headrace.errors import IntegrityError
+from headrace.records.arrays import Float32Bytes, FloatArray, Int32Bytes, IntArray, as_float32, as_int32
+from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
+
+
+class Origin(enum.Enum):
+    """How a token came to be."""
+
+    POLICY = "policy"
+    ENVIRONMENT = "environment"
+    TEMPLATE = "template"
+
+
+class FinishReason(enum.Enum):
+    """Why the engine stopped a turn; the engine's word, never inferred from token ids."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    INTERRUPTED = "interrupted"
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """The transform between logits and the distribution that was sampled from.
+
+    Attributes:
+        temperature: > 0 samples, 0 takes the most likely token (log-probs then are of the unscaled distribution).
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 10.0:
+            raise ValueError(f"sampling.temperature is {self.temperature}; it must lie in [0, 10]")
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """A non-text input and the tokens that stand for it.
+
+    Attributes:
+        kind: media type.
+        blob: address of the bytes.
+        start: first token of its span within the segment.
+        stop: one past the last token of its span.
+        processor_version: content version of the processor that made the tokens.
+    """
+
+    kind: str
+    blob: Address
+    start: int
+    stop: int
+    processor_version: Address
+
+
+class TokenSegment(msgspec.Struct, frozen=True):
+    """Token ids of one origin under one policy version.
+
+    Attributes:
+        origin: policy, environment or template.
+        ids: token ids [T], int32 little-endian.
+        behavior_logprobs: natural-log probabilities [T] of the distribution sampled from (after `sampling`), float32;
+            present exactly when the origin is POLICY. Absent is absent, never 0.0.
+        policy: the version that sampled; present exactly when the origin is POLICY.
+        context_version_min: the oldest version whose key-value cache these tokens attended to; equals the policy's
+            version when the cache was rebuilt after a swap.
+        sampling: the transform sampled under; present exactly when the origin is POLICY.
+        finish: set on the last segment of a turn.
+        attachments: non-text inputs with their spans.
+    """
+
+    origin: Origin
+    ids: Int32Bytes
+    behavior_logprobs: Float32Bytes | None = None
+    policy: PolicyRef | None = None
+    context_version_min: int | None = None
+    sampling: Sampling | None = None
+    finish: FinishReason | None = None
+    attachments: tuple[Attachment, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids) // 4
+
+    @property
+    def ids_T(self) -> IntArray:
+        return as_int32(self.ids)
+
+    @property
+    def behavior_logprobs_T(self) -> FloatArray | None:
+        return None if self.behavior_logprobs is None else as_float32(self.behavior_logprobs)
+
+    def check(self) -> None:
+        """Raises IntegrityError unless lengths agree, log-probs are finite and <= 0, and origin fits its fields."""
+        if len(self.ids) % 4:
+            raise IntegrityError(f"segment.ids holds {len(self.ids)} bytes; int32 ids need a multiple of 4")
+        is_sampled = self.origin is Origin.POLICY
+        for name in ("behavior_logprobs", "policy", "context_version_min", "sampling"):
+            if (getattr(self, name) is not None) is not is_sampled:
+                state = "absent" if is_sampled else "present"
+                raise IntegrityError(f"segment.{name} is {state} on a segment of origin {self.origin.value}")
+        if self.behavior_logprobs is not None:
+            _check_logprobs(as_float32(self.behavior_logprobs), len(self))
+        if self.policy and self.context_version_min is not None and self.context_version_min > self.policy.version:
+            raise IntegrityError(
+                f"segment.context_version_min is {self.context_version_min}, newer than its policy {self.policy}"
+            )
+        for item in self.attachments:
+            if not 0 <= item.start < item.stop <= len(self):
+                raise IntegrityError(
+                    f"attachment span [{item.start}, {item.stop}) leaves the segment of {len(self)} tokens"
+                )
+
+
+def _check_logprobs(logprobs_T: FloatArray, num_tokens: int) -> None:
+    if len(logprobs_T) != num_tokens:
+        raise IntegrityError(
+            f"segment has {num_tokens} ids and {len(logprobs_T)} behavior log-probs; they must be equal"
+        )
+    if num_tokens and not (np.isfinite(logprobs_T).all() and float(logprobs_T.max()) <= 0.0):
+        bad = int(np.flatnonzero(~(np.isfinite(logprobs_T) & (logprobs_T <= 0.0)))[0])
+        raise IntegrityError(f"behavior log-prob {logprobs_T[bad]} at token {bad}: it must be finite and <= 0")
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """One turn to generate; the message that crosses the inference port.
+
+    Attributes:
+        request_id: unique per turn and lease: `episode/step`, the idempotency key.
+        prefix: the sequence so far, in order.
+        max_tokens: bound on sampled tokens of this turn.
+        sampling: how to sample.
+        stop_ids: token ids that end the turn; the stop token is part of the turn.
+        policy_id: which policy.
+        min_version: version of the trajectory's last sampled segment; an older one never serves the request.
+        pin_version: serve with exactly this version and let no swap touch it; None follows the current one.
+        affinity: group name, so that members share a prefix cache.
+        seed_key: Philox key; the draw of token t of the turn is a function of (seed_key, t) alone.
+    """
+
+    request_id: str
+    prefix: tuple[TokenSegment, ...]
+    max_tokens: int
+    sampling: Sampling
+    stop_ids: tuple[int, ...]
+    policy_id: PolicyId
+    min_version: int
+    pin_version: int | None
+    affinity: str
+    seed_key: bytes
+
+
+class TurnGenerated(msgspec.Struct, frozen=True, tag="turn_generated"):
+    """The policy's turn is complete: what was sampled, and by which versions.
+
+    Attributes:
+        episode: who.
+        step: the policy turn, from 0.
+        segments: sampled segments in order; more than one when weights changed in mid-turn.
+        wait_s: seconds the request waited for a slot.
+        generate_s: seconds from slot to last token.
+        preemptions: how often its cache was rebuilt or its slot taken.
+    """
+
+    episode: EpisodeId
+    step: int
+    segments: tuple[TokenSegment, ...]
+    wait_s: float
+    generate_s: float
+    preemptions: int
