@@ -1,1 +1,1 @@
-"""TODO-docstring."""
+"""Child processes: one protocol for sandbox, grader, engine and trainer. A child never outlives its parent."""
