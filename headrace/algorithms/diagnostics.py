@@ -1,0 +1,283 @@
+"""Diagnostics of importance weights: effective sample size, tail, mean, KL estimates, clip fractions.
+
+Invariant: everything is computed from raw weights in log space, before any truncation; after it the effective sample size is
+highest exactly where the bias is largest. What none of these can see: regions that were never sampled. Effective sample
+size is weight concentration, not proof of unbiasedness, and is blind to a common factor; hence the mean weight beside it.
+
+Dimensions: N weights (one per sequence unless said otherwise).
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Values = npt.NDArray[np.floating] | list[float] | tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class EffectiveSampleSize:
+    """Kish's effective sample size.
+
+    Attributes:
+        size: between 1 and N; 0 when all weights are 0.
+        fraction: size over N; rejected items keep weight 0 and stay in N.
+    """
+
+    size: float
+    fraction: float
+
+
+def effective_sample_size(log_weights_N: Values) -> EffectiveSampleSize:
+    """(sum w)^2 / sum w^2 of the raw weights, from their logs; -inf is weight 0.
+
+    Example: weights 1, 1, 1, 1, 4 give 3.2 of 5. Token log-ratios of ±0.02 give a fraction of 0.9996, the weights of whole
+    sequences of 100 such tokens 0.52: use sequences.
+
+    Source: Kong 1992, "A note on importance sampling using standardized weights"; Kish 1965.
+
+    Raises:
+        ValueError: on NaN, +inf or no weights at all.
+    """
+    scaled_N, _ = _scaled(log_weights_N)
+    squares = float((scaled_N**2).sum())
+    size = float(scaled_N.sum()) ** 2 / squares if squares > 0 else 0.0
+    return EffectiveSampleSize(size, size / len(scaled_N))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanWeight:
+    """Mean of the raw weights; 1 in expectation when the support is shared.
+
+    Attributes:
+        mean: mean weight; inf when it leaves the range of a float.
+        standard_error: of the mean; 0 for equal weights, inf for a single one.
+        z: (mean - 1) / standard_error; beyond ±4 the weights do not belong to a shared support.
+    """
+
+    mean: float
+    standard_error: float
+    z: float
+
+
+def mean_weight(log_weights_N: Values) -> MeanWeight:
+    """Mean weight with its standard error and z-score against 1.
+
+    Example: weights 1, 1, 1, 1, 4 give 1.6 ± 0.6, z = 1.
+
+    Source: E_mu[pi/mu] = 1; Owen 2013, "Monte Carlo theory, methods and examples", section 9.3.
+
+    Raises:
+        ValueError: on NaN, +inf or no weights at all.
+    """
+    scaled_N, shift = _scaled(log_weights_N)
+    count = len(scaled_N)
+    scale = math.exp(shift) if shift < 709.0 else math.inf
+    mean = float(scaled_N.mean())
+    if count < 2:
+        return MeanWeight(scale * mean, math.inf, 0.0)
+    error = float(scaled_N.std(ddof=1)) / math.sqrt(count)
+    gap = mean - (math.exp(-shift) if shift > -709.0 else math.inf)
+    if error <= 0:
+        return MeanWeight(scale * mean, 0.0, 0.0 if abs(gap) <= 1e-12 else math.copysign(math.inf, gap))
+    return MeanWeight(scale * mean, scale * error, gap / error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail:
+    """The upper end of the raw weights.
+
+    Attributes:
+        p50: median weight.
+        p95: 95% quantile, linear between order statistics.
+        p99: 99% quantile.
+        maximum: largest weight.
+        minimum: smallest weight.
+        fraction_above_2: share of items whose weight exceeds 2.
+        fraction_below_half: share of items whose weight is below 0.5.
+        largest_share: share of the largest weight in their sum.
+    """
+
+    p50: float
+    p95: float
+    p99: float
+    maximum: float
+    minimum: float
+    fraction_above_2: float
+    fraction_below_half: float
+    largest_share: float
+
+
+def tail(log_weights_N: Values) -> Tail:
+    """Quantiles of the weights, and how much of their sum the largest one holds.
+
+    Raises:
+        ValueError: on NaN, +inf or no weights at all.
+    """
+    logs_N = _checked(log_weights_N)
+    scaled_N, shift = _scaled(logs_N)
+    quantiles_5 = np.quantile(scaled_N, [0.5, 0.95, 0.99, 1.0, 0.0])
+    with np.errstate(over="ignore", divide="ignore"):
+        p50, p95, p99, maximum, minimum = (float(value) for value in np.exp(np.log(quantiles_5) + shift))
+    total = float(scaled_N.sum())
+    return Tail(
+        p50=p50,
+        p95=p95,
+        p99=p99,
+        maximum=maximum,
+        minimum=minimum,
+        fraction_above_2=float((logs_N > math.log(2.0)).mean()),
+        fraction_below_half=float((logs_N < -math.log(2.0)).mean()),
+        largest_share=float(scaled_N.max()) / total if total > 0 else 0.0,
+    )
+
+
+def hill_index(log_weights_N: Values, num_exceedances: int) -> float:
+    """Hill's estimate of 1/alpha from the largest `num_exceedances` weights; >= 0.5 means no finite variance.
+
+    Source: Hill 1975, "A simple general approach to inference about the tail of a distribution", equation 2.
+
+    Raises:
+        ValueError: unless 1 <= num_exceedances < N and the threshold weight is positive.
+    """
+    logs_N = np.sort(_checked(log_weights_N))
+    if not 1 <= num_exceedances < len(logs_N):
+        raise ValueError(f"num_exceedances is {num_exceedances}; it must lie in [1, {len(logs_N) - 1}]")
+    threshold = float(logs_N[-num_exceedances - 1])
+    if threshold == -math.inf:
+        raise ValueError("the threshold weight is 0; fewer weights than asked for are positive")
+    return float((logs_N[-num_exceedances:] - threshold).mean())
+
+
+def pareto_k_hat(log_weights_N: Values, *, has_prior: bool = False) -> float | None:
+    """Shape of the generalised Pareto distribution fitted to the largest M = min(0.2 N, 3 sqrt N) weights.
+
+    Below 0.5 the variance is finite, up to 0.7 estimates are usable, above they are not. None for fewer than 5 exceedances
+    or when all of them are equal.
+
+    Args:
+        log_weights_N: logs of raw weights.
+        has_prior: shrink towards 0.5 as if 10 more exceedances had said so, as PSIS does for small samples.
+
+    Source: Vehtari et al. 2024, arXiv:1507.02646, sections 2 and 3; fit: Zhang and Stephens 2009, Technometrics 51.
+
+    Raises:
+        ValueError: on NaN, +inf or no weights at all.
+    """
+    scaled_N, _ = _scaled(log_weights_N)
+    ordered_N = np.sort(scaled_N)
+    count = math.ceil(min(0.2 * len(ordered_N), 3.0 * math.sqrt(len(ordered_N))))
+    if count < 5 or count >= len(ordered_N):
+        return None
+    exceedances_M = ordered_N[-count:] - ordered_N[-count - 1]
+    if exceedances_M[-1] <= 0 or exceedances_M[0] == exceedances_M[-1]:
+        return None
+    k = _generalised_pareto_shape(exceedances_M)
+    return (count * k + 10 * 0.5) / (count + 10) if has_prior else k
+
+
+def kl_k1(log_ratio_N: Values) -> Array:
+    """Unbiased, can be negative: log(p/q) of samples from p, where `log_ratio_N` is log(p/q). An estimate of KL(p, q).
+
+    Source: Schulman 2020, "Approximating KL divergence", k1.
+    """
+    return np.asarray(log_ratio_N, dtype=np.float64)
+
+
+def kl_k2(log_ratio_N: Values) -> Array:
+    """Biased, low variance: half the square of log(p/q). Source: Schulman 2020, k2."""
+    return 0.5 * np.asarray(log_ratio_N, dtype=np.float64) ** 2
+
+
+def kl_k3(log_ratio_N: Values) -> Array:
+    """Unbiased and never negative: q/p - 1 + log(p/q) of samples from p.
+
+    `expm1` keeps its digits where the policies nearly agree. Source: Schulman 2020, k3.
+    """
+    logs_N = np.asarray(log_ratio_N, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        return np.maximum(np.expm1(-logs_N) + logs_N, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClipFractions:
+    """Shares of trained tokens, by definitions that are not interchangeable.
+
+    Attributes:
+        branch_binds: the clipped term is the one taken and is constant in the policy: the token has no gradient.
+        ratio_outside: the ratio lies outside the interval, whatever the advantage.
+        low_negative_advantage: below the lower bound with a negative advantage.
+        high_positive_advantage: above the upper bound with a positive advantage.
+        dual: held by the bound on negative advantages.
+    """
+
+    branch_binds: float
+    ratio_outside: float
+    low_negative_advantage: float
+    high_positive_advantage: float
+    dual: float
+
+
+def clip_fractions(
+    log_ratio_N: Values, advantages_N: Values, clip_low: float, clip_high: float, *, dual_bound: float | None = None
+) -> ClipFractions:
+    """Clip fractions over trained tokens, given without the masked ones.
+
+    Args:
+        log_ratio_N: log of policy over anchor of each trained token.
+        advantages_N: advantage of each.
+        clip_low: lower distance; the interval is [1 - clip_low, 1 + clip_high].
+        clip_high: upper distance.
+        dual_bound: bound on the ratio of tokens with a negative advantage, if the loss has one.
+
+    Source: PPO, Schulman et al. 2017, arXiv:1707.06347, equation 7; dual clip: Ye et al. 2020, arXiv:1912.09729.
+    """
+    advantages = np.asarray(advantages_N, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        ratio = np.exp(np.asarray(log_ratio_N, dtype=np.float64))
+    if not ratio.size:
+        return ClipFractions(0.0, 0.0, 0.0, 0.0, 0.0)
+    is_below, is_above = ratio < 1.0 - clip_low, ratio > 1.0 + clip_high
+    low, high = is_below & (advantages < 0), is_above & (advantages > 0)
+    dual = (advantages < 0) & (ratio > (math.inf if dual_bound is None else dual_bound))
+    return ClipFractions(
+        branch_binds=float((low | high).mean()),
+        ratio_outside=float((is_below | is_above).mean()),
+        low_negative_advantage=float(low.mean()),
+        high_positive_advantage=float(high.mean()),
+        dual=float(dual.mean()),
+    )
+
+
+def _generalised_pareto_shape(exceedances_M: Array) -> float:
+    """Posterior mean of the shape under Zhang and Stephens' profile likelihood, for rising positive exceedances."""
+    count = len(exceedances_M)
+    num_grid = 30 + math.isqrt(count)
+    quartile = float(exceedances_M[math.floor(count / 4 + 0.5) - 1])
+    steps_J = np.arange(1, num_grid + 1, dtype=np.float64)
+    theta_J = 1.0 / float(exceedances_M[-1]) + (1.0 - np.sqrt(num_grid / (steps_J - 0.5))) / (3.0 * quartile)
+    shape_J = np.log1p(-theta_J[:, None] * exceedances_M).mean(axis=1)
+    log_likelihood_J = count * (np.log(-theta_J / shape_J) - shape_J - 1.0)
+    weights_J = np.exp(log_likelihood_J - log_likelihood_J.max())
+    theta = float((weights_J * theta_J).sum() / weights_J.sum())
+    return float(np.log1p(-theta * exceedances_M).mean())
+
+
+def _checked(log_weights_N: Values) -> Array:
+    logs_N = np.asarray(log_weights_N, dtype=np.float64)
+    if not logs_N.size:
+        raise ValueError("there are no weights; a diagnostic of nothing has no value")
+    if np.isnan(logs_N).any() or bool((logs_N == np.inf).any()):
+        raise ValueError("a log-weight is NaN or +inf; a rejected item has -inf")
+    return logs_N
+
+
+def _scaled(log_weights_N: Values) -> tuple[Array, float]:
+    """Weights over the largest one, and the log of that one; all 0 when every weight is 0."""
+    logs_N = _checked(log_weights_N)
+    shift = float(logs_N.max())
+    if shift == -math.inf:
+        return np.zeros_like(logs_N), 0.0
+    return np.exp(logs_N - shift), shift
