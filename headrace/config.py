@@ -13,7 +13,7 @@ import msgspec
 from headrace.errors import ConfigError
 from headrace.records.task import Budget
 
-Mode = Literal["sync", "colocate_async", "separate_async"]
+Mode = Literal["sync", "separate_async"]
 StalenessPolicy = Literal["pace", "wait", "drop"]
 T = TypeVar("T")
 
@@ -48,11 +48,14 @@ class PolicySection(Section, frozen=True):
     """Attributes:
     policy_id: name under which versions are published.
     kind: how version 0 comes about: `warm_start` or `folder`.
+    canary_tolerance: largest absolute log-prob difference between engine and trainer on the canary sequences; above it
+        a version is not published.
     options: the builder's own options.
     """
 
     policy_id: str = "policy"
     kind: str = "warm_start"
+    canary_tolerance: float = 1e-3
     options: dict[str, Any] = {}
 
 
@@ -90,12 +93,13 @@ class AlgorithmSection(Section, frozen=True):
 
 class ScheduleSection(Section, frozen=True):
     """Attributes:
-    mode: where generation and training run and what new weights do; `sync` needs credit_batches = 0, the others >= 1.
+    mode: `sync` waits for each version's own groups and needs credit_batches = 0; `separate_async` generates while the
+        trainer computes, and new weights go live at a token boundary.
     batch_groups: groups of one update.
     group_size: members of a group.
     credit_batches: outstanding groups <= (credit_batches + 1) * batch_groups at every instant.
-    staleness: what happens to a group beyond `max_lag`: `pace` has no bound and reports, `wait` stops admission until the
-        oldest is trained, `drop` rejects it with a record.
+    staleness: what keeps lag in bounds: `pace` only admits by credit and reports; `wait` holds an update back until every
+        group that could exceed `max_lag` is in it; `drop` rejects a group beyond `max_lag`, with a record.
     max_lag: bound of `wait` and `drop`, in updates.
     order: `ready` takes finished groups by completion, `ordinal` strictly by position in the source.
     infra_attempts: attempts of one member after infrastructure failures, the first included.
@@ -193,6 +197,11 @@ class Config(Section, frozen=True):
             raise ConfigError(
                 f"schedule.mode is {schedule.mode} with credit_batches {schedule.credit_batches}; "
                 "sync needs exactly 0, the asynchronous modes at least 1"
+            )
+        if schedule.staleness == "wait" and schedule.max_lag < schedule.credit_batches:
+            raise ConfigError(
+                f"schedule.max_lag is {schedule.max_lag} with credit_batches {schedule.credit_batches}; under `wait` it "
+                "must be at least credit_batches, or groups admitted together could not all train in time"
             )
         if not 0.0 < self.algorithm.learning_rate < 1.0:
             raise ConfigError(f"algorithm.learning_rate is {self.algorithm.learning_rate}; it must lie in (0, 1)")

@@ -7,7 +7,7 @@ every implementation, the simulated ones included.
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -206,6 +206,11 @@ class Grader(Protocol):
     @property
     def version(self) -> Address:
         """Content version of its code, options and dependencies."""
+        ...
+
+    @property
+    def scope(self) -> Literal["episode", "group"]:
+        """Whether it judges episodes one by one, or all members of a group together at the group's close."""
         ...
 
     async def grade(self, submissions: Sequence[Submission], timeout_s: float) -> list[Verdict]:

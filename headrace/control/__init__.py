@@ -1,1 +1,1 @@
-"""TODO-docstring."""
+"""Verbs: small named loops that call the deciders and await the ports. The event loop is the only clock."""

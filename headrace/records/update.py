@@ -57,7 +57,7 @@ class BatchScored(msgspec.Struct, frozen=True, tag="batch_scored"):
         log_ratio_abs_max: largest absolute log-ratio of one trained token, any version.
         ess_fraction: effective sample size of raw sequence weights over their count.
         mean_weight: mean raw sequence weight; 1 in expectation when support is shared.
-        kl: k3 estimate of KL(behaviour, trainer) per token.
+        kl: k1 estimate of KL(behaviour, trainer) per trained token: mean of behavior minus old log-prob.
     """
 
     update: int

@@ -1,1 +1,1 @@
-"""TODO-docstring."""
+"""Deciders: state in, a decision with its reason out. Synchronous, without I/O, clock or randomness."""

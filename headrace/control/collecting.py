@@ -1,0 +1,200 @@
+"""Collects members into groups, and holds finished groups until an update takes them.
+
+Invariant: a group holds its slot from admission to the version bump that consumed it or to its recorded rejection, so
+outstanding groups <= (credit_batches + 1) * batch_groups at every instant.
+
+* consumes: drawn tasks.
+* waits for: the members of each group.
+* unblocked by: the last member's verdict.
+* produces: `GroupClosed`, then a ready group; or `GroupRejected`.
+"""
+
+import asyncio
+import dataclasses
+
+from headrace.control.context import RunContext
+from headrace.control.frontier import DataFrontier
+from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
+from headrace.control.recorder import sealed_row
+from headrace.errors import HeadraceError, InvariantViolated
+from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.events import OrdinalState, rejected_state
+from headrace.records.ids import Address, GroupId, Purpose
+from headrace.records.segment import Sampling
+from headrace.records.task import Task, TaskDrawn
+from headrace.scheduling.ordering import OpenGroup
+from headrace.scheduling.staleness import Lag, lag_of
+
+_LEAST_SCORED = 2
+"""A group trains with this many rewards at least; below it there is no baseline."""
+
+
+@dataclasses.dataclass
+class Group:
+    """An open group. Owned by the collector."""
+
+    id: GroupId
+    task: Task
+    task_address: Address
+    admitted_version: int
+    admitted_s: float
+    closed_s: float = 0.0
+    outcomes: tuple[MemberOutcome, ...] = ()
+    ready_rank: int | None = None
+
+    def lag(self, version: int) -> Lag:
+        """Lag of its sampled tokens behind a trainer version."""
+        return lag_of([outcome.sampled for outcome in self.outcomes], version)
+
+    def as_open(self) -> OpenGroup:
+        """What the deciders see of it."""
+        versions = [outcome.sampled.tokens[0][0] for outcome in self.outcomes if outcome.sampled.tokens]
+        return OpenGroup(self.id.ordinal, min(versions, default=self.admitted_version), self.ready_rank)
+
+
+class Collector:
+    """Open groups of one run.
+
+    Args:
+        runner: runs members.
+        context: what the run's loops share.
+        group_size: members of a group.
+        max_outstanding: bound on open groups.
+        temperature: sampling temperature of training episodes.
+    """
+
+    def __init__(
+        self,
+        runner: MemberRunner,
+        context: RunContext,
+        *,
+        group_size: int,
+        max_outstanding: int,
+        temperature: float,
+    ) -> None:
+        self._runner = runner
+        self._recorder = context.recorder
+        self._context = context
+        self._group_size = group_size
+        self._max_outstanding = max_outstanding
+        self._sampling = Sampling(temperature)
+        self._open: dict[int, Group] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._num_ready = 0
+        self._abandoned_in_a_row = 0
+        self.frontier = DataFrontier()
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that hold a slot."""
+        return len(self._open)
+
+    @property
+    def trained(self) -> int:
+        """Groups consumed by finished updates."""
+        return self.frontier.count(OrdinalState.TRAINED)
+
+    def admit(self, task: Task) -> None:
+        """Opens a group for a drawn task and starts its members."""
+        group_id = GroupId.of(Purpose.TRAIN, self.frontier.draw())
+        row, version = sealed_row("task", task), self._context.versions.current
+        group = Group(group_id, task, row.address, version, self._recorder.elapsed_s)
+        self._open[group_id.ordinal] = group
+        if self.outstanding > self._max_outstanding:
+            raise InvariantViolated(f"{self.outstanding} groups are outstanding, {self._max_outstanding} are allowed")
+        drawn = self._recorder.record(
+            TaskDrawn(row.address, task.family, task.difficulty), key=str(group_id), rows=(row,)
+        )
+        self._recorder.record(
+            GroupAdmitted(self._group_size, version, self.outstanding), key=str(group_id), cause=drawn
+        )
+        self._tasks[group_id.ordinal] = self._context.spawn(self._run_group(group), f"group/{group_id}")
+
+    def open_groups(self) -> list[OpenGroup]:
+        """What the deciders see of every open group."""
+        return [group.as_open() for group in self._open.values()]
+
+    def ready(self) -> list[Group]:
+        """Finished groups, by ordinal."""
+        return sorted((g for g in self._open.values() if g.ready_rank is not None), key=lambda g: g.id.ordinal)
+
+    def group(self, ordinal: int) -> Group:
+        """The open group of an ordinal."""
+        return self._open[ordinal]
+
+    def consume(self, ordinals: tuple[int, ...]) -> None:
+        """Gives back the slots of groups that an update consumed; called at its version bump."""
+        for ordinal in ordinals:
+            self.frontier.close(ordinal, OrdinalState.TRAINED)
+            del self._open[ordinal]
+        self._abandoned_in_a_row = 0
+        self._context.changed.notify()
+
+    def reject(self, group: Group, state: OrdinalState, reason: str) -> None:
+        """Gives back a group's slot without training it, with a record of why.
+
+        Raises:
+            HeadraceError: when so many groups in a row were abandoned that the run makes no progress.
+        """
+        lag = group.lag(self._context.versions.current)
+        lengths = [outcome.num_tokens for outcome in group.outcomes]
+        self._recorder.record(
+            GroupRejected(
+                state=state.value,
+                reason=reason,
+                oldest_lag=lag.oldest,
+                newest_lag=lag.newest,
+                mean_lag=lag.mean,
+                difficulty=group.task.difficulty,
+                mean_tokens=sum(lengths) / len(lengths) if lengths else 0.0,
+                duration_s=self._recorder.elapsed_s - group.admitted_s,
+            ),
+            key=str(group.id),
+        )
+        self.frontier.close(group.id.ordinal, rejected_state(state.value))
+        del self._open[group.id.ordinal]
+        self._context.changed.notify()
+        if state is OrdinalState.ABANDONED:
+            self._abandoned_in_a_row += 1
+            if self._abandoned_in_a_row > 2 * self._max_outstanding:
+                raise HeadraceError(
+                    f"{self._abandoned_in_a_row} groups in a row were abandoned, the last for {reason!r}; "
+                    "the run makes no progress, look at the infrastructure failures in its report"
+                )
+
+    def abandon_all(self, reason: str) -> None:
+        """Stops and closes whatever is open when the run ends."""
+        for task in self._tasks.values():
+            task.cancel()
+        for group in list(self._open.values()):
+            self._abandoned_in_a_row = 0
+            self.reject(group, OrdinalState.ABANDONED, reason)
+
+    async def _run_group(self, group: Group) -> None:
+        group.outcomes = tuple(await self._run_members(group))
+        del self._tasks[group.id.ordinal]
+        group.closed_s = self._recorder.elapsed_s
+        self._recorder.record(GroupClosed(tuple(outcome.result for outcome in group.outcomes)), key=str(group.id))
+        scored = sum(outcome.result.reward is not None for outcome in group.outcomes)
+        if scored < min(_LEAST_SCORED, self._group_size):
+            reason = f"unscored: {scored} of {self._group_size} members have a reward"
+            self.reject(group, OrdinalState.ABANDONED, reason)
+            return
+        group.ready_rank = self._num_ready
+        self._num_ready += 1
+        self._context.changed.notify()
+
+    async def _run_members(self, group: Group) -> list[MemberOutcome]:
+        specs = [
+            MemberSpec(group.id, member, group.task, group.task_address, self._sampling, None)
+            for member in range(self._group_size)
+        ]
+        if self._runner.is_group_scoped:
+            sealed = await asyncio.gather(*(self._runner.roll(spec) for spec in specs))
+            return await self._runner.grade(sealed, group.task)
+        return list(await asyncio.gather(*(self._run_member(spec) for spec in specs)))
+
+    async def _run_member(self, spec: MemberSpec) -> MemberOutcome:
+        sealed = await self._runner.roll(spec)
+        (outcome,) = await self._runner.grade([sealed], spec.task)
+        return outcome

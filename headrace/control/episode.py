@@ -1,0 +1,342 @@
+"""The episode driver: one attempt from its first prompt token to its sealed transcript.
+
+Invariant: whatever the policy does ends in a terminal state and a sealed transcript; only boundaries raise, and they are
+recorded as `InfraError`.
+
+* consumes: a task, a lease and a sampling setting.
+* waits for: inference and the environment.
+* unblocked by: the end of each turn, each receipt, or the wall limit, which interrupts generation at a token boundary.
+* produces: `TurnGenerated`, the action events, `TranscriptSealed`.
+"""
+
+import asyncio
+import dataclasses
+
+from headrace.config import TimeoutSection
+from headrace.control.acting import ActionRunner, UnknownEffect
+from headrace.control.recorder import Recorder, WorkerClock
+from headrace.control.sealing import EpisodeTrace, Sealed, Sealer
+from headrace.errors import BoundaryError, InferenceError, IntegrityError, Outcome
+from headrace.ports import Environment, Handle, Harness, Inference, ObservedTokens, TurnTiming
+from headrace.records.action import Action
+from headrace.records.arrays import IntArray, as_int32
+from headrace.records.execution import EpisodeClaimed, Lease, Receipt
+from headrace.records.harness import ParsedTurn, ParseStatus
+from headrace.records.ids import ActionId, Address, EpisodeId, PolicyId
+from headrace.records.observation import ActionObserved
+from headrace.records.provenance import address_of
+from headrace.records.segment import FinishReason, GenerateRequest, Origin, Sampling, TokenSegment, TurnGenerated
+from headrace.records.streams import stream_key
+from headrace.records.task import Task
+from headrace.records.terminal import InfraError, Limit, Terminal, Truncated
+from headrace.records.trajectory import ActionOutcome, EpisodeStarted
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeSpec:
+    """What to run.
+
+    Attributes:
+        episode: who.
+        task: what is asked.
+        task_address: address of the task.
+        sampling: how to sample.
+        pin_version: the version to use throughout; None follows publication.
+        seed: root of the sampling streams.
+    """
+
+    episode: EpisodeId
+    task: Task
+    task_address: Address
+    sampling: Sampling
+    pin_version: int | None
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodePorts:
+    """What a driver acts through, with the clocks that time it."""
+
+    harness: Harness
+    inference: Inference
+    environment: Environment
+    inference_clock: WorkerClock
+    environment_clock: WorkerClock
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeSettings:
+    """What every episode of a run goes by.
+
+    Attributes:
+        policy_id: whose versions are used.
+        timeouts: deadlines of single awaits.
+        has_wall_limit: whether `budget.wall_s` ends an episode; off in deterministic runs.
+    """
+
+    policy_id: PolicyId
+    timeouts: TimeoutSection
+    has_wall_limit: bool
+
+
+class EpisodeDriver:
+    """Runs episodes; holds no state of any."""
+
+    def __init__(self, ports: EpisodePorts, recorder: Recorder, sealer: Sealer, settings: EpisodeSettings) -> None:
+        self._ports = ports
+        self._recorder = recorder
+        self._sealer = sealer
+        self._settings = settings
+
+    async def run(self, spec: EpisodeSpec, lease: Lease) -> Sealed:
+        """The sealed transcript of the attempt.
+
+        Raises:
+            IntegrityError: when the trace cannot be sealed: a defect, not an outcome.
+        """
+        recorder = self._recorder
+        claimed = recorder.record(EpisodeClaimed(lease.token, lease.deadline_s), key=f"{spec.episode}#{lease.token}")
+        started = recorder.record(
+            EpisodeStarted(spec.task_address, spec.pin_version), key=str(spec.episode), cause=claimed
+        )
+        attempt = _Attempt(self._ports, recorder, self._settings, spec=spec, lease=lease)
+        begin_s = recorder.elapsed_s
+        terminal = await attempt.to_terminal()
+        return self._sealer.seal(attempt.trace, terminal, recorder.elapsed_s - begin_s, started)
+
+
+class _Attempt:
+    """One running attempt: the loop of turns, with the wall limit around it."""
+
+    def __init__(
+        self,
+        ports: EpisodePorts,
+        recorder: Recorder,
+        settings: EpisodeSettings,
+        *,
+        spec: EpisodeSpec,
+        lease: Lease,
+    ) -> None:
+        self._ports = ports
+        self._recorder = recorder
+        self._timeouts = settings.timeouts
+        self._policy_id = settings.policy_id
+        self._has_wall_limit = settings.has_wall_limit
+        self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock)
+        self._spec = spec
+        self._lease = lease
+        self.trace = EpisodeTrace(spec.episode, spec.task, spec.task_address)
+        self._budget = spec.task.budget
+        self._loop = asyncio.get_running_loop()
+        self._wall_deadline_s = self._loop.time() + self._budget.wall_s
+        self._is_wall_over = False
+        self._request_id: str | None = None
+        self._interrupt: asyncio.Task[None] | None = None
+
+    async def to_terminal(self) -> Terminal:
+        """The terminal state; every failure of a boundary becomes one."""
+        timer = self._loop.call_at(self._wall_deadline_s, self._end_wall) if self._has_wall_limit else None
+        handle: Handle | None = None
+        try:
+            handle = await self._ports.environment.open(
+                self._spec.task, self._spec.episode, self._lease, self._timeouts.environment_s
+            )
+            terminal = await self._turns(handle)
+            self.trace.artifact = await self._ports.environment.artifact(handle, self._timeouts.environment_s)
+        except UnknownEffect as fault:
+            terminal = InfraError(fault.boundary, str(fault), is_effect_unknown=True)
+        except BoundaryError as fault:
+            terminal = InfraError(fault.boundary, str(fault))
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if self._interrupt is not None:
+                await self._interrupt
+            if handle is not None:
+                await self._ports.environment.close(handle)
+        if isinstance(terminal, Truncated):
+            self.trace.limits_hit.append(terminal.limit)
+        return terminal
+
+    async def _turns(self, handle: Handle) -> Terminal:
+        trace, budget = self.trace, self._budget
+        trace.extend(self._ports.harness.open(self._spec.task))
+        min_version = 0
+        for step in range(budget.turns):
+            room = min(budget.turn_tokens, budget.episode_tokens - trace.num_tokens)
+            if room <= 0:
+                return Truncated(Limit.EPISODE_TOKENS)
+            segments = await self._generate(step, room, min_version)
+            limit = self._limit_of(segments[-1], room)
+            if limit is not None:
+                return Truncated(limit)
+            min_version = max(segment.policy.version for segment in segments if segment.policy)
+            parsed = self._ports.harness.parse(_joined_ids(segments))
+            if parsed.status is ParseStatus.FINAL:
+                trace.final_text = parsed.text
+                return await self._ports.environment.claim(handle, parsed.text, self._timeouts.environment_s)
+            limit = await self._respond(handle, step, parsed)
+            if limit is not None:
+                return Truncated(limit)
+        return Truncated(Limit.TURNS)
+
+    async def _generate(self, step: int, max_tokens: int, min_version: int) -> tuple[TokenSegment, ...]:
+        """The turn's segments, checked at the port's boundary and recorded."""
+        request = GenerateRequest(
+            request_id=f"{self._spec.episode}/{step}",
+            prefix=tuple(self.trace.segments),
+            max_tokens=max_tokens,
+            sampling=self._spec.sampling,
+            stop_ids=self._ports.harness.stop_ids,
+            policy_id=self._policy_id,
+            min_version=min_version,
+            pin_version=self._spec.pin_version,
+            affinity=str(self._spec.episode.group),
+            seed_key=stream_key(self._spec.seed, "sample", str(self._spec.episode), step).to_bytes(16, "little"),
+        )
+        segments: list[TokenSegment] = []
+        timing = TurnTiming(0.0, 0.0, 0)
+        self._request_id = request.request_id
+        self._ports.inference_clock.enter()
+        try:
+            async for part in self._ports.inference.generate(request, self._timeouts.generate_s):
+                if isinstance(part, TurnTiming):
+                    timing = part
+                else:
+                    segments.append(_checked(part, min_version))
+        finally:
+            self._request_id = None
+            self._ports.inference_clock.leave()
+        if not segments or segments[-1].finish is None:
+            raise InferenceError(f"{request.request_id}: the engine ended a turn without a reason", Outcome.LOST)
+        turn = tuple(segments)
+        self.trace.extend(turn)
+        self.trace.turns += 1
+        self.trace.wait_s += timing.wait_s
+        self.trace.generate_s += timing.generate_s
+        self.trace.preemptions += timing.preemptions
+        self._recorder.record(
+            TurnGenerated(self._spec.episode, step, turn, timing.wait_s, timing.generate_s, timing.preemptions),
+            key=request.request_id,
+        )
+        return turn
+
+    def _limit_of(self, last: TokenSegment, room: int) -> Limit | None:
+        """Which limit ended the turn, if one did."""
+        match last.finish:
+            case FinishReason.INTERRUPTED if self._is_wall_over:
+                return Limit.WALL
+            case FinishReason.INTERRUPTED:
+                raise InferenceError(f"{self._spec.episode}: the engine gave the turn up", Outcome.LOST)
+            case FinishReason.LENGTH:
+                return Limit.TURN_TOKENS if room == self._budget.turn_tokens else Limit.EPISODE_TOKENS
+            case FinishReason.STOP | None:
+                return None
+
+    async def _respond(self, handle: Handle, step: int, parsed: ParsedTurn) -> Limit | None:
+        """Shows the policy what came of its turn; the limit that ends the episode, if one does."""
+        trace, budget, harness = self.trace, self._budget, self._ports.harness
+        room = max(1, min(budget.observation_tokens, budget.episode_tokens - trace.num_tokens))
+        if parsed.status is ParseStatus.MALFORMED:
+            trace.malformed += 1
+            observed = harness.object_to(parsed.problem, room)
+            self._extend(observed)
+            return Limit.MALFORMED_CALLS if trace.malformed >= budget.malformed_calls else None
+        receipts: list[tuple[Action, Receipt, int]] = []
+        for ordinal, call in enumerate(parsed.calls):
+            action = Action(ActionId(self._spec.episode, step, ordinal), call.tool, call.arguments)
+            begin_s = self._loop.time()
+            receipt, commit = await self._actions.run(handle, action, self._lease, self._tool_timeout_s())
+            trace.tool_s += self._loop.time() - begin_s
+            trace.metering = trace.metering + receipt.metering
+            receipts.append((action, receipt, commit))
+            if self._limit_reached():
+                break
+        observed = harness.observe([receipt.output for _, receipt, _ in receipts], room)
+        self._observe(receipts, observed)
+        return self._limit_reached()
+
+    def _observe(self, receipts: list[tuple[Action, Receipt, int]], observed: ObservedTokens) -> None:
+        """Records each observation, and where it stands in the sequence."""
+        first = len(self.trace.segments)
+        for position, (action, receipt, commit) in enumerate(receipts):
+            index = observed.observation_indices[position]
+            self._recorder.record(
+                ActionObserved(
+                    action_id=action.id,
+                    output=address_of(receipt.output),
+                    ids=observed.segments[index].ids,
+                    revision=receipt.revision,
+                    is_cut=observed.is_cut[position],
+                    neutralized=observed.neutralized[position],
+                ),
+                key=str(action.id),
+                cause=commit,
+            )
+            self.trace.actions.append(
+                ActionOutcome(
+                    action=action,
+                    status=receipt.status,
+                    output=receipt.output,
+                    output_bytes=receipt.output_bytes,
+                    path=0,
+                    segment=first + index,
+                    revision=receipt.revision,
+                )
+            )
+        self._extend(observed)
+
+    def _extend(self, observed: ObservedTokens) -> None:
+        self.trace.extend(observed.segments)
+        self.trace.neutralized += sum(observed.neutralized)
+        if any(observed.is_cut):
+            self.trace.limits_hit.append(Limit.OBSERVATION_TOKENS)
+
+    def _tool_timeout_s(self) -> float:
+        """The tool's deadline: its own, or what is left of the wall limit, at least a millisecond."""
+        if not self._has_wall_limit:
+            return self._timeouts.tool_s
+        return max(1e-3, min(self._timeouts.tool_s, self._wall_deadline_s - self._loop.time()))
+
+    def _limit_reached(self) -> Limit | None:
+        if self.trace.metering.cpu_s > self._budget.environment_cpu_s:
+            return Limit.ENVIRONMENT_CPU
+        return Limit.WALL if self._is_wall_over else None
+
+    def _end_wall(self) -> None:
+        """The wall limit passed: a running generation is interrupted and keeps its tokens."""
+        self._is_wall_over = True
+        if self._request_id is not None:
+            self._interrupt = asyncio.create_task(
+                self._stop_generating(self._request_id), name=f"wall/{self._request_id}"
+            )
+
+    async def _stop_generating(self, request_id: str) -> None:
+        try:
+            await self._ports.inference.interrupt([request_id], self._timeouts.generate_s)
+        except InferenceError:
+            # The generation itself reports the engine's failure; this call only asked it to end sooner.
+            return
+
+
+def _checked(segment: TokenSegment, min_version: int) -> TokenSegment:
+    """The segment, if the engine kept the laws of its port.
+
+    Raises:
+        InferenceError: on log-probs that are no log-probs, a wrong origin, or a version older than was asked for.
+    """
+    try:
+        segment.check()
+    except IntegrityError as error:
+        raise InferenceError(f"the engine delivered a segment that cannot be stored: {error}", Outcome.LOST) from error
+    if segment.origin is not Origin.POLICY or segment.policy is None:
+        raise InferenceError(f"the engine delivered a segment of origin {segment.origin.value}", Outcome.LOST)
+    if segment.policy.version < min_version:
+        raise InferenceError(f"the engine sampled with {segment.policy}, older than {min_version}", Outcome.LOST)
+    return segment
+
+
+def _joined_ids(segments: tuple[TokenSegment, ...]) -> IntArray:
+    if len(segments) == 1:
+        return segments[0].ids_T
+    return as_int32(type(segments[0].ids)(b"".join(segment.ids for segment in segments)))

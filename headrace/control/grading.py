@@ -1,0 +1,107 @@
+"""Grading: one verdict per sealed transcript, or a stated cause of its absence.
+
+Invariant: an episode that a boundary failed is never sent to the grader and never gets a number; a failure of the grader
+leaves the transcript as it is, and it is graded again, not rolled again.
+
+* consumes: sealed transcripts.
+* waits for: the grader.
+* unblocked by: verdicts, or the grader's deadline.
+* produces: `VerdictSealed`, one per try; the first scored one, or the last, counts.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from headrace.control.recorder import Recorder, WorkerClock, sealed_row
+from headrace.control.sealing import Sealed
+from headrace.errors import GraderError, IntegrityError
+from headrace.ports import Grader
+from headrace.records.ids import Address
+from headrace.records.task import Task
+from headrace.records.terminal import InfraError
+from headrace.records.verdict import Submission, Unscored, UnscoredCause, Verdict, VerdictSealed
+from headrace.scheduling.retry import RetryRule
+
+
+class Grading:
+    """Asks the grader, again within bounds, and seals what it says."""
+
+    def __init__(
+        self, grader: Grader, recorder: Recorder, clock: WorkerClock, *, retry: RetryRule, timeout_s: float
+    ) -> None:
+        self._grader = grader
+        self._recorder = recorder
+        self._clock = clock
+        self._retry = retry
+        self._timeout_s = timeout_s
+
+    @property
+    def is_group_scoped(self) -> bool:
+        """Whether all members of a group have to be submitted together."""
+        return self._grader.scope == "group"
+
+    async def grade(self, sealed: Sequence[Sealed], task: Task) -> dict[Address, Verdict]:
+        """The verdict that counts, for each transcript."""
+        verdicts: dict[Address, Verdict] = {}
+        pending: list[Submission] = []
+        for item in sealed:
+            terminal = item.transcript.terminal
+            if isinstance(terminal, InfraError):
+                cause = UnscoredCause.UNKNOWN_EFFECT if terminal.is_effect_unknown else UnscoredCause.INFRA
+                verdict = Verdict(item.address, self._grader.version, Unscored(cause, terminal.detail))
+                verdicts[item.address] = verdict
+                self._seal(verdict, 0)
+            else:
+                text = item.transcript.final_text
+                pending.append(Submission(item.address, item.transcript.episode, task, text, item.artifact))
+        tries = 0
+        while pending:
+            answers = await self._ask(pending)
+            tries += 1
+            again: list[Submission] = []
+            for submission in pending:
+                verdict = answers[submission.transcript]
+                self._seal(verdict, tries - 1)
+                verdicts[submission.transcript] = verdict
+                if self._retry.may_grade_again(verdict, tries):
+                    again.append(submission)
+            pending = again
+            if pending:
+                await asyncio.sleep(self._retry.delay_s(tries, 0.5))
+        return verdicts
+
+    async def _ask(self, submissions: Sequence[Submission]) -> dict[Address, Verdict]:
+        """A verdict for every submission: the grader's, or why there is none."""
+        self._clock.enter()
+        try:
+            answers = await self._grader.grade(submissions, self._timeout_s)
+            fault = "the grader left the submission out"
+        except GraderError as error:
+            answers, fault = [], str(error)
+        finally:
+            self._clock.leave()
+        by_transcript = {verdict.transcript: verdict for verdict in answers}
+        return {
+            submission.transcript: self._valid(by_transcript.get(submission.transcript), submission, fault)
+            for submission in submissions
+        }
+
+    def _valid(self, verdict: Verdict | None, submission: Submission, fault: str) -> Verdict:
+        if verdict is None:
+            outcome = Unscored(UnscoredCause.GRADER_CRASH, fault)
+            return Verdict(submission.transcript, self._grader.version, outcome)
+        try:
+            verdict.check()
+        except IntegrityError as error:
+            outcome = Unscored(UnscoredCause.GRADER_INVALID, str(error))
+            return Verdict(submission.transcript, self._grader.version, outcome)
+        return verdict
+
+    def _seal(self, verdict: Verdict, try_number: int) -> None:
+        row = sealed_row("verdict", verdict)
+        is_scored = not isinstance(verdict.outcome, Unscored)
+        self._recorder.record(
+            VerdictSealed(verdict.transcript, row.address, is_scored, try_number),
+            key=f"{verdict.transcript}#{try_number}",
+            rows=(row,),
+        )

@@ -1,0 +1,131 @@
+"""Runs one member of a group to its last state: attempts within bounds, then a verdict.
+
+Invariant: only an infrastructure failure starts a new attempt, and never one whose effect outside is unknown.
+
+* consumes: a member of an admitted group.
+* waits for: its episode, then the grader.
+* unblocked by: a terminal state that may not be tried again.
+* produces: a `MemberOutcome`.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+from headrace.control.episode import EpisodeDriver, EpisodeSpec
+from headrace.control.grading import Grading
+from headrace.control.sealing import Sealed
+from headrace.ports import Leases
+from headrace.records.batch import MemberResult
+from headrace.records.ids import Address, EpisodeId, GroupId
+from headrace.records.reward import RewardRule, reward_of
+from headrace.records.segment import Sampling
+from headrace.records.streams import stream
+from headrace.records.task import Task
+from headrace.records.verdict import Verdict
+from headrace.scheduling.retry import RetryRule
+from headrace.scheduling.staleness import Sampled
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberSpec:
+    """What to run: one member of a group.
+
+    Attributes:
+        group: the drawn task.
+        member: position in the group.
+        task: what is asked.
+        task_address: its address.
+        sampling: how to sample.
+        pin_version: version to use throughout; None follows publication.
+    """
+
+    group: GroupId
+    member: int
+    task: Task
+    task_address: Address
+    sampling: Sampling
+    pin_version: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberOutcome:
+    """The last state of a member.
+
+    Attributes:
+        result: what counts.
+        sampled: its sampled tokens by version.
+        paths: paths that hold sampled tokens of their own.
+        num_tokens: length of all its paths.
+    """
+
+    result: MemberResult
+    sampled: Sampled
+    paths: tuple[int, ...]
+    num_tokens: int
+
+
+class MemberRunner:
+    """Runs members; holds no state of any."""
+
+    def __init__(
+        self,
+        driver: EpisodeDriver,
+        grading: Grading,
+        leases: Leases,
+        *,
+        retry: RetryRule,
+        reward_rule: RewardRule,
+        seed: int,
+    ) -> None:
+        self._driver = driver
+        self._grading = grading
+        self._leases = leases
+        self._retry = retry
+        self._reward_rule = reward_rule
+        self._seed = seed
+
+    @property
+    def is_group_scoped(self) -> bool:
+        """Whether verdicts need all members together."""
+        return self._grading.is_group_scoped
+
+    async def roll(self, spec: MemberSpec) -> Sealed:
+        """The attempt that counts."""
+        loop = asyncio.get_running_loop()
+        attempt = 0
+        while True:
+            episode = EpisodeId(spec.group, spec.member, attempt)
+            lease = self._leases.grant(episode, loop.time() + spec.task.budget.wall_s)
+            sealed = await self._driver.run(
+                EpisodeSpec(episode, spec.task, spec.task_address, spec.sampling, spec.pin_version, self._seed), lease
+            )
+            attempt += 1
+            if not self._retry.may_attempt_again(sealed.transcript.terminal, attempt):
+                return sealed
+            jitter = float(stream(self._seed, "backoff", str(episode)).random())
+            await asyncio.sleep(self._retry.delay_s(attempt, jitter))
+
+    async def grade(self, sealed: Sequence[Sealed], task: Task) -> list[MemberOutcome]:
+        """Outcomes of sealed members, in the order given."""
+        verdicts = await self._grading.grade(sealed, task)
+        return [self._outcome(item, verdicts[item.address]) for item in sealed]
+
+    def _outcome(self, sealed: Sealed, verdict: Verdict) -> MemberOutcome:
+        transcript = sealed.transcript
+        reward = reward_of(verdict, self._reward_rule)
+        counts: dict[int, int] = {}
+        for segment in transcript.sampled():
+            if segment.policy is not None:
+                counts[segment.policy.version] = counts.get(segment.policy.version, 0) + len(segment)
+        paths = tuple(
+            index
+            for index, path in enumerate(transcript.paths)
+            if any(segment.policy is not None for segment in path.segments)
+        )
+        return MemberOutcome(
+            result=MemberResult(transcript.episode, sealed.address, verdict.address, reward),
+            sampled=Sampled(tuple(sorted(counts.items()))),
+            paths=paths,
+            num_tokens=transcript.num_tokens,
+        )

@@ -1,0 +1,276 @@
+"""The orchestrator: builds the loops on one set of ports, runs them, and stops everything when one fails.
+
+The same class runs live and simulated; it sees ports and the event loop, nothing else. Synchronous training is lag 0 of
+the same loop.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Sequence
+
+from headrace.config import Config
+from headrace.control.collecting import Collector
+from headrace.control.context import RunContext, Spawn
+from headrace.control.episode import EpisodeDriver, EpisodePorts, EpisodeSettings
+from headrace.control.evaluating import EvaluationSettings, Evaluator
+from headrace.control.grading import Grading
+from headrace.control.leases import CountingLeases
+from headrace.control.member import MemberRunner
+from headrace.control.publishing import WORKER, Publisher, PublishSettings
+from headrace.control.recorder import Observer, Recorder, WorkerClock, sealed_row
+from headrace.control.sealing import Sealer
+from headrace.control.signal import Changed
+from headrace.control.source import SourceLoop
+from headrace.control.updating import UpdateLoop, UpdateSettings
+from headrace.control.versions import Versions
+from headrace.errors import HeadraceError
+from headrace.ports import Environment, Grader, Harness, Inference, Journal, TaskSource, Trainer
+from headrace.records.arrays import IntArray
+from headrace.records.ids import PolicyId
+from headrace.records.provenance import PolicyVersion
+from headrace.records.reward import RewardRule
+from headrace.records.run import RunEnded, RunStarted, WeightsHeld
+from headrace.scheduling.admission import Admission
+from headrace.scheduling.ordering import BatchOrder
+from headrace.scheduling.retry import RetryRule
+from headrace.scheduling.staleness import StalenessRule
+
+
+@dataclasses.dataclass(frozen=True)
+class Ports:
+    """Everything that the control plane acts through."""
+
+    tasks: TaskSource
+    harness: Harness
+    inference: Inference
+    environment: Environment
+    grader: Grader
+    trainer: Trainer
+    journal: Journal
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """What a composition root knows and the control plane records.
+
+    Attributes:
+        run_id: name of the run.
+        runtime: name of the composition root.
+        wall_clock: ISO 8601 time of the start; empty under virtual time.
+        resources: what the run may use, by name.
+        initial: version 0 and its weights.
+        initial_bytes: size of those weights.
+        canary: fixed token sequences, each [T].
+        copies: copies of weights that exist from the start.
+    """
+
+    run_id: str
+    runtime: str
+    wall_clock: str
+    resources: dict[str, float]
+    initial: PolicyVersion
+    initial_bytes: int
+    canary: Sequence[IntArray]
+    copies: tuple[WeightsHeld, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """How a run ended.
+
+    Attributes:
+        reason: `completed` or `exhausted`.
+        updates: updates completed.
+        head: hash over all events.
+    """
+
+    reason: str
+    updates: int
+    head: str
+
+
+class Orchestrator:
+    """One run.
+
+    Args:
+        config: the checked configuration.
+        ports: what it acts through.
+        facts: what the composition root knows.
+        observers: called with every event.
+        watch: awaitables that end, with a reason, when a worker is gone; the run then stops.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        ports: Ports,
+        facts: RunFacts,
+        *,
+        observers: Sequence[Observer] = (),
+        watch: Sequence[Awaitable[str]] = (),
+    ) -> None:
+        self._config = config
+        self._ports = ports
+        self._facts = facts
+        self._observers = tuple(observers)
+        self._watch = tuple(watch)
+
+    async def run(self) -> RunSummary:
+        """The summary, once every loop is done and the journal is durable.
+
+        Raises:
+            HeadraceError: the first failure that stopped the run, already recorded in `RunEnded`.
+        """
+        recorder = Recorder(self._ports.journal, self._observers)
+        await recorder.durable(self._record_start(recorder))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                context = RunContext(recorder, Versions(), Changed(), _spawner(tasks))
+                loops = _Loops(self._config, self._ports, self._facts, context)
+                watchers = [context.spawn(_fail_when_lost(item), "watch") for item in self._watch]
+                reason = await loops.run()
+                for watcher in watchers:
+                    watcher.cancel()
+        except asyncio.CancelledError:
+            await self._record_end(recorder, "stopped")
+            raise
+        except BaseExceptionGroup as group:
+            first = _first_leaf(group)
+            await self._record_end(recorder, f"failed: {type(first).__name__}: {first}")
+            raise first from group
+        await self._record_end(recorder, reason)
+        return RunSummary(reason, recorder.updates, self._ports.journal.head())
+
+    def _record_start(self, recorder: Recorder) -> int:
+        row, facts = sealed_row("config", self._config), self._facts
+        started = RunStarted(
+            facts.run_id, self._config.run.seed, row.address, facts.runtime, facts.wall_clock, facts.resources
+        )
+        seq = recorder.record(started, key=facts.run_id, rows=(row,))
+        for held in facts.copies:
+            recorder.hold_weights(held)
+        return seq
+
+    async def _record_end(self, recorder: Recorder, reason: str) -> None:
+        await recorder.durable(recorder.record(RunEnded(reason, recorder.updates), key=self._facts.run_id))
+
+
+class _Loops:
+    """The loops of one run, wired on a context whose task group owns every task of theirs."""
+
+    def __init__(self, config: Config, ports: Ports, facts: RunFacts, context: RunContext) -> None:
+        schedule, policy_id = config.schedule, PolicyId(config.policy.policy_id)
+        self._context = context
+        self._facts = facts
+        self._evaluations: list[asyncio.Task[None]] = []
+        runner = _member_runner(config, ports, context)
+        self._collector = Collector(
+            runner,
+            context,
+            group_size=schedule.group_size,
+            max_outstanding=schedule.max_outstanding,
+            temperature=schedule.temperature,
+        )
+        admission = Admission(schedule.max_outstanding, config.run.updates * schedule.batch_groups)
+        self._source = SourceLoop(ports.tasks, self._collector, context, admission)
+        self._publisher = Publisher(
+            ports.inference,
+            ports.trainer,
+            context,
+            settings=PublishSettings(
+                policy_id, facts.canary, config.policy.canary_tolerance, config.timeouts.publish_s
+            ),
+            clock=WorkerClock(context.recorder, "trainer"),
+        )
+        self._updates = UpdateLoop(
+            self._collector,
+            self._source,
+            ports.trainer,
+            self._publisher,
+            context=context,
+            settings=_update_settings(config),
+        )
+        evaluation = EvaluationSettings(
+            policy_id,
+            config.evaluation.every_updates,
+            config.evaluation.temperatures,
+            config.evaluation.success_bound,
+            config.run.updates,
+        )
+        self._evaluator = Evaluator(runner, ports.tasks.held_out(), context, evaluation)
+
+    async def run(self) -> str:
+        """Why the run ended."""
+        await self._publisher.publish(0, self._facts.initial.weights, self._facts.initial_bytes, cause=0)
+        self._evaluate_if_due(0)
+        admission = self._context.spawn(self._source.run(), "admission")
+        reason = await self._updates.run(self._evaluate_if_due)
+        admission.cancel()
+        self._collector.abandon_all("run ended")
+        await asyncio.gather(*self._evaluations)
+        return reason
+
+    def _evaluate_if_due(self, version: int) -> None:
+        """Starts a held-out round and pins its version before anything newer can be published."""
+        if self._evaluator.is_due(version):
+            self._context.versions.pin(version)
+            self._evaluations.append(self._context.spawn(self._evaluator.evaluate(version), f"evaluation/{version}"))
+
+
+def _member_runner(config: Config, ports: Ports, context: RunContext) -> MemberRunner:
+    schedule, recorder = config.schedule, context.recorder
+    retry = RetryRule(schedule.infra_attempts, schedule.grade_tries)
+    driver = EpisodeDriver(
+        EpisodePorts(
+            ports.harness,
+            ports.inference,
+            ports.environment,
+            WorkerClock(recorder, WORKER),
+            WorkerClock(recorder, "environment"),
+        ),
+        recorder,
+        Sealer(recorder, ports.harness.version, ports.environment.version, context.versions.weights),
+        EpisodeSettings(PolicyId(config.policy.policy_id), config.timeouts, not config.run.deterministic),
+    )
+    grading = Grading(
+        ports.grader, recorder, WorkerClock(recorder, "grader"), retry=retry, timeout_s=config.timeouts.grade_s
+    )
+    return MemberRunner(
+        driver,
+        grading,
+        CountingLeases(),
+        retry=retry,
+        reward_rule=RewardRule(config.algorithm.reward_rule),
+        seed=config.run.seed,
+    )
+
+
+def _update_settings(config: Config) -> UpdateSettings:
+    schedule = config.schedule
+    max_lag = schedule.max_lag if schedule.staleness == "wait" else None
+    return UpdateSettings(
+        updates=config.run.updates,
+        seed=config.run.seed,
+        policy_id=PolicyId(config.policy.policy_id),
+        algorithm=config.algorithm,
+        order=BatchOrder(schedule.order, schedule.batch_groups, max_lag),
+        staleness=StalenessRule(schedule.staleness, schedule.max_lag),
+        timeout_s=config.timeouts.update_s,
+    )
+
+
+def _spawner(tasks: asyncio.TaskGroup) -> Spawn:
+    return lambda work, name: tasks.create_task(work, name=name)
+
+
+async def _fail_when_lost(lost: Awaitable[str]) -> None:
+    """Raises once a worker is gone: any dead worker reaches the trainer and whoever watches the run."""
+    reason = await lost
+    raise HeadraceError(f"a worker is gone: {reason}")
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    if isinstance(error, BaseExceptionGroup):
+        nested: tuple[BaseException, ...] = error.exceptions
+        return _first_leaf(nested[0])
+    return error

@@ -1,0 +1,131 @@
+"""Publication: stage, prepare, canary, commit, activate.
+
+Invariant: a version that an engine cannot reproduce never exists: the canary sequence is scored by engine and trainer
+while the weights are still staged, so nothing is ever sampled with weights that disagree with the trainer's.
+
+* consumes: weights by address.
+* waits for: the engine's load, both scores, the durable COMMIT, the engine's switch.
+* unblocked by: each phase's answer or deadline.
+* produces: `WeightsStaged`, `WeightsPrepared`, `CanaryChecked`, `WeightsCommitted`, `WeightsActivated`; the version bump.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.control.context import RunContext
+from headrace.control.recorder import WorkerClock
+from headrace.errors import InferenceError, Outcome
+from headrace.ports import Inference, Trainer
+from headrace.records.arrays import IntArray, as_float32
+from headrace.records.ids import Address, PolicyId, PolicyRef
+from headrace.records.run import WorkerState
+from headrace.records.update import (
+    CanaryChecked,
+    WeightsActivated,
+    WeightsCommitted,
+    WeightsPrepared,
+    WeightsStaged,
+)
+
+WORKER = "engine"
+"""Name of the inference worker in events."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishSettings:
+    """What publication goes by.
+
+    Attributes:
+        policy_id: which policy.
+        canary: fixed token sequences, each [T].
+        tolerance: largest absolute log-prob difference.
+        timeout_s: deadline of each phase.
+    """
+
+    policy_id: PolicyId
+    canary: Sequence[IntArray]
+    tolerance: float
+    timeout_s: float
+
+
+class Publisher:
+    """Brings new weights to the engine."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        trainer: Trainer,
+        context: RunContext,
+        *,
+        settings: PublishSettings,
+        clock: WorkerClock,
+    ) -> None:
+        self._inference = inference
+        self._trainer = trainer
+        self._recorder = context.recorder
+        self._versions = context.versions
+        self._settings = settings
+        self.clock = clock
+
+    async def publish(self, version: int, weights: Address, size_bytes: int, cause: int) -> None:
+        """Returns once the engine samples with the version.
+
+        Raises:
+            InferenceError: when a phase failed or the canary disagrees; the version then was never served.
+        """
+        self.clock.enter("publish", WorkerState.SYNC)
+        try:
+            await self._publish(PolicyRef(self._settings.policy_id, version), weights, size_bytes, cause)
+        finally:
+            self.clock.leave()
+
+    async def _publish(self, policy: PolicyRef, weights: Address, size_bytes: int, cause: int) -> None:
+        recorder, timeout_s, key = self._recorder, self._settings.timeout_s, str(policy)
+        staged = recorder.record(WeightsStaged(policy, weights, size_bytes), key=key, cause=cause)
+        begin_s = recorder.elapsed_s
+        await self._inference.stage(policy, weights, timeout_s)
+        recorder.record(
+            WeightsPrepared(policy, WORKER, recorder.elapsed_s - begin_s), key=f"{key}/{WORKER}", cause=staged
+        )
+        kl_to_previous = await self._check_canary(policy, staged)
+        committed = recorder.record(WeightsCommitted(policy, weights, kl_to_previous), key=key, cause=staged)
+        await recorder.durable(committed)
+        self._versions.commit(policy.version, weights)
+        activation = await self._inference.activate(policy, self._versions.pinned, timeout_s)
+        recorder.record(
+            WeightsActivated(policy, activation.worker, activation.pause_s, activation.rebuilt_tokens),
+            key=f"{key}/{activation.worker}",
+            cause=committed,
+        )
+
+    async def _check_canary(self, policy: PolicyRef, cause: int) -> float | None:
+        """KL to the previous version.
+
+        Raises:
+            InferenceError: when engine and trainer disagree on the fixed sequences.
+        """
+        settings = self._settings
+        expected = await self._trainer.canary(settings.canary, settings.timeout_s)
+        scored = await self._inference.score(settings.canary, policy.version, settings.timeout_s)
+        engine_T = np.concatenate([as_float32(item) for item in scored])
+        trainer_T = as_float32(expected.logprobs)
+        if engine_T.shape != trainer_T.shape:
+            raise InferenceError(
+                f"{policy}: engine scored {len(engine_T)} canary tokens, trainer {len(trainer_T)}", Outcome.REJECTED
+            )
+        difference = float(np.max(np.abs(engine_T - trainer_T)))
+        is_accepted = difference <= settings.tolerance
+        self._recorder.record(
+            CanaryChecked(policy, WORKER, difference, settings.tolerance, is_accepted),
+            key=f"{policy}/{WORKER}",
+            cause=cause,
+        )
+        if not is_accepted:
+            raise InferenceError(
+                f"{policy}: engine and trainer differ by {difference:.3g} on the canary, {settings.tolerance:.3g} is "
+                "allowed; the engine does not hold the trainer's weights",
+                Outcome.REJECTED,
+            )
+        return expected.kl_to_previous

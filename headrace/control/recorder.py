@@ -1,0 +1,99 @@
+"""Appends what happened, and tells observers. What happened is an event before anyone acts on it.
+
+Observers (live progress, invariant checks) are plain functions over events; they see each one in the journal's order.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.ports import Journal, Row
+from headrace.records.events import Event, Payload
+from headrace.records.ids import Address
+from headrace.records.provenance import address_of, canonical_bytes
+from headrace.records.run import WeightsHeld, WorkerState, WorkerStateChanged
+from headrace.records.update import UpdateCompleted
+
+Observer = Callable[[Event], None]
+
+
+def sealed_row(kind: str, record: Any) -> Row:
+    """The content-addressed row of a record."""
+    data = canonical_bytes(record)
+    return Row(kind, address_of(data), data)
+
+
+class Recorder:
+    """The control plane's pen.
+
+    Args:
+        journal: where events go.
+        observers: called with every event, in order, before `record` returns.
+
+    Attributes:
+        updates: number of the newest completed update.
+    """
+
+    def __init__(self, journal: Journal, observers: Sequence[Observer] = ()) -> None:
+        self._journal = journal
+        self._observers = tuple(observers)
+        self._loop = asyncio.get_running_loop()
+        self._start_s = self._loop.time()
+        self.updates = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds on the control plane's clock since the recorder was made."""
+        return self._loop.time() - self._start_s
+
+    def record(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
+        """Sequence number of the event."""
+        if isinstance(payload, UpdateCompleted):
+            self.updates = payload.result.update
+        seq = self._journal.append(payload, key=key, cause=cause, rows=rows)
+        if self._observers:
+            event = Event(seq, 0, "", round(self.elapsed_s * 1e9), key, cause, payload)
+            for observer in self._observers:
+                observer(event)
+        return seq
+
+    async def durable(self, seq: int) -> None:
+        """Returns once the event is on disk."""
+        await self._journal.durable(seq)
+
+    def read(self, address: Address) -> bytes:
+        """Bytes of a sealed row."""
+        return self._journal.read(address)
+
+    def hold_weights(self, held: WeightsHeld) -> None:
+        """Notes one copy of weights."""
+        self.record(held, key=f"{held.worker}/{held.role}")
+
+
+class WorkerClock:
+    """Times of one worker as the control plane sees them: busy while at least one call is out.
+
+    The recorded states partition the worker's wall time: each begins where the last one ends.
+    """
+
+    def __init__(self, recorder: Recorder, worker: str) -> None:
+        self._recorder = recorder
+        self._worker = worker
+        self._calls = 0
+        self._state = WorkerState.IDLE
+        self._become(WorkerState.IDLE, "")
+
+    def enter(self, detail: str = "", state: WorkerState = WorkerState.BUSY) -> None:
+        """A call goes out."""
+        self._calls += 1
+        if self._calls == 1:
+            self._become(state, detail)
+
+    def leave(self) -> None:
+        """A call came back."""
+        self._calls -= 1
+        if self._calls == 0:
+            self._become(WorkerState.IDLE, "")
+
+    def _become(self, state: WorkerState, detail: str) -> None:
+        self._recorder.record(WorkerStateChanged(self._worker, state, detail), key=self._worker)

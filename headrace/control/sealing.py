@@ -1,0 +1,130 @@
+"""Seals an episode: transcript and side record become durable together with the event that names them.
+
+Invariant: what is sealed passed `Transcript.check`: equal lengths, versions that never fall, all versions present.
+"""
+
+import dataclasses
+
+from headrace.control.recorder import Recorder, sealed_row
+from headrace.errors import IntegrityError
+from headrace.records.execution import Metering
+from headrace.records.ids import Address, EpisodeId
+from headrace.records.provenance import PolicyVersion, Provenance
+from headrace.records.segment import TokenSegment
+from headrace.records.task import Task
+from headrace.records.terminal import Limit, Terminal, terminal_name
+from headrace.records.trajectory import ActionOutcome, Path, SideRecord, Transcript, TranscriptSealed
+
+AGENT = "policy"
+"""Name of the one agent of a single-path episode."""
+
+
+@dataclasses.dataclass
+class EpisodeTrace:
+    """What has happened in a running episode. Owned by its driver; becomes records when sealed."""
+
+    episode: EpisodeId
+    task: Task
+    task_address: Address
+    segments: list[TokenSegment] = dataclasses.field(default_factory=list[TokenSegment])
+    actions: list[ActionOutcome] = dataclasses.field(default_factory=list[ActionOutcome])
+    limits_hit: list[Limit] = dataclasses.field(default_factory=list[Limit])
+    final_text: str = ""
+    artifact: bytes = b""
+    num_tokens: int = 0
+    turns: int = 0
+    malformed: int = 0
+    neutralized: int = 0
+    generate_s: float = 0.0
+    wait_s: float = 0.0
+    tool_s: float = 0.0
+    preemptions: int = 0
+    metering: Metering = dataclasses.field(default_factory=Metering)
+
+    def extend(self, segments: tuple[TokenSegment, ...]) -> None:
+        """Appends segments to the sequence."""
+        self.segments.extend(segments)
+        self.num_tokens += sum(len(segment) for segment in segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sealed:
+    """A sealed transcript with its address."""
+
+    transcript: Transcript
+    address: Address
+    artifact: bytes
+
+
+class Sealer:
+    """Turns a trace into sealed records.
+
+    Args:
+        recorder: where they go.
+        harness: content version of the harness.
+        environment: content version of the environment.
+        weights: version number to weights address, for every version that was ever committed.
+    """
+
+    def __init__(self, recorder: Recorder, harness: Address, environment: Address, weights: dict[int, Address]) -> None:
+        self._recorder = recorder
+        self._harness = harness
+        self._environment = environment
+        self._weights = weights
+
+    def seal(self, trace: EpisodeTrace, terminal: Terminal, wall_s: float, cause: int) -> Sealed:
+        """The sealed transcript.
+
+        Raises:
+            IntegrityError: when the trace breaks a law of sealing.
+        """
+        artifact = [sealed_row("artifact", trace.artifact)] if trace.artifact else []
+        transcript = Transcript(
+            episode=trace.episode,
+            task=trace.task_address,
+            provenance=Provenance(trace.task_address, self._policies(trace), self._harness, self._environment),
+            paths=(Path(AGENT, tuple(trace.segments)),),
+            actions=tuple(trace.actions),
+            terminal=terminal,
+            limits_hit=tuple(trace.limits_hit),
+            final_text=trace.final_text,
+            artifact=artifact[0].address if artifact else None,
+        )
+        transcript.check()
+        row = sealed_row("transcript", transcript)
+        side = sealed_row(
+            "side",
+            SideRecord(
+                transcript=row.address,
+                turns=trace.turns,
+                generate_s=trace.generate_s,
+                tool_s=trace.tool_s,
+                wait_s=trace.wait_s,
+                wall_s=wall_s,
+                preemptions=trace.preemptions,
+                metering=trace.metering,
+                neutralized=trace.neutralized,
+            ),
+        )
+        self._recorder.record(
+            TranscriptSealed(
+                transcript=row.address,
+                side=side.address,
+                task=trace.task_address,
+                terminal=terminal_name(terminal),
+                sampled_tokens=transcript.num_sampled_tokens,
+                total_tokens=transcript.num_tokens,
+                versions=transcript.versions,
+            ),
+            key=str(trace.episode),
+            cause=cause,
+            rows=(*artifact, row, side),
+        )
+        return Sealed(transcript, row.address, trace.artifact)
+
+    def _policies(self, trace: EpisodeTrace) -> tuple[PolicyVersion, ...]:
+        found = {segment.policy for segment in trace.segments if segment.policy is not None}
+        missing = [policy for policy in found if policy.version not in self._weights]
+        if missing:
+            raise IntegrityError(f"{trace.episode}: sampled by {missing[0]}, which was never committed")
+        return tuple(PolicyVersion(p.policy_id, p.version, self._weights[p.version]) for p in sorted(found))

@@ -1,0 +1,49 @@
+"""The admission loop: draws tasks while there is credit.
+
+* consumes: tasks and credit.
+* waits for: a slot.
+* unblocked by: a version bump that gives slots back, or a rejection.
+* produces: `TaskDrawn`, `GroupAdmitted`, running groups; `SourceExhausted` once.
+"""
+
+from headrace.control.collecting import Collector
+from headrace.control.context import RunContext
+from headrace.ports import TaskSource
+from headrace.records.task import SourceExhausted
+from headrace.scheduling.admission import Admission, AdmissionState
+
+
+class SourceLoop:
+    """Draws and admits."""
+
+    def __init__(
+        self,
+        source: TaskSource,
+        collector: Collector,
+        context: RunContext,
+        admission: Admission,
+    ) -> None:
+        self._source = source
+        self._collector = collector
+        self._context = context
+        self._admission = admission
+        self.is_exhausted = False
+
+    def hold_reason(self) -> str | None:
+        """Why nothing is admitted at present."""
+        collector = self._collector
+        state = AdmissionState(collector.outstanding, collector.trained, self.is_exhausted)
+        return self._admission.hold_reason(state)
+
+    async def run(self) -> None:
+        """Admits until the source is exhausted."""
+        while not self.is_exhausted:
+            await self._context.changed.wait_until(lambda: self.hold_reason() is None)
+            task = self._source.next()
+            if task is None:
+                self.is_exhausted = True
+                drawn = self._collector.frontier.drawn
+                self._context.recorder.record(SourceExhausted(drawn), key="source")
+                self._context.changed.notify()
+                return
+            self._collector.admit(task)

@@ -1,0 +1,69 @@
+"""Order: which ready groups make the next batch, and in what order they stand in it.
+
+A batch is always laid out by ordinal, whatever order its groups finished in.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from headrace.scheduling.staleness import must_train_now
+
+
+class OpenGroup(msgspec.Struct, frozen=True):
+    """A group that holds a slot.
+
+    Attributes:
+        ordinal: position in the source.
+        version: version of its oldest token, or of its admission while nothing is sampled.
+        ready_rank: position in the order of completion; None while it runs.
+    """
+
+    ordinal: int
+    version: int
+    ready_rank: int | None
+
+
+class BatchOrder(msgspec.Struct, frozen=True):
+    """Chooses the groups of an update.
+
+    Attributes:
+        order: `ready` by completion, `ordinal` strictly by position in the source.
+        batch_groups: groups of one update.
+        max_lag: bound that must hold for every trained group; None when there is none to hold.
+    """
+
+    order: Literal["ready", "ordinal"]
+    batch_groups: int
+    max_lag: int | None
+
+    def choose(self, groups: Sequence[OpenGroup], version: int, is_last: bool) -> tuple[int, ...] | None:
+        """Ordinals of the next batch, rising; None to wait.
+
+        Args:
+            groups: every open group.
+            version: version that the next gradient is taken at.
+            is_last: no further group will come, so a smaller batch is better than none.
+        """
+        size = min(self.batch_groups, len(groups)) if is_last else self.batch_groups
+        if size == 0 or len(groups) < size:
+            return None
+        if self.order == "ordinal":
+            first = sorted(groups, key=lambda group: group.ordinal)[:size]
+        else:
+            first = self._ready_first(groups, version, size)
+        if len(first) < size or any(group.ready_rank is None for group in first):
+            return None
+        return tuple(sorted(group.ordinal for group in first))
+
+    def _ready_first(self, groups: Sequence[OpenGroup], version: int, size: int) -> list[OpenGroup]:
+        """The groups that are due now, finished or not, then the others by completion."""
+        due: list[OpenGroup] = []
+        if self.max_lag is not None:
+            count = must_train_now([group.version for group in groups], version, self.max_lag, self.batch_groups)
+            due = sorted(groups, key=lambda group: (group.version, group.ordinal))[: min(count, size)]
+        taken = {group.ordinal for group in due}
+        ready = [group for group in groups if group.ready_rank is not None and group.ordinal not in taken]
+        ready.sort(key=lambda group: -1 if group.ready_rank is None else group.ready_rank)
+        return due + ready[: size - len(due)]
