@@ -7,6 +7,7 @@ the same loop.
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Sequence
+from typing import cast
 
 from headrace.config import Config
 from headrace.control.collecting import Collector
@@ -271,6 +272,6 @@ async def _fail_when_lost(lost: Awaitable[str]) -> None:
 
 def _first_leaf(error: BaseException) -> BaseException:
     if isinstance(error, BaseExceptionGroup):
-        nested: tuple[BaseException, ...] = error.exceptions
+        nested = cast("BaseExceptionGroup[BaseException]", error).exceptions
         return _first_leaf(nested[0])
     return error

@@ -1,0 +1,46 @@
+# One recipe for a person and for CI. `make train` and `make test` do all set-up on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONFIG ?= examples/arithmetic/train.toml
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test check bench sim schema clean
+
+help: ## what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/installed ## the locked environment in .venv
+
+$(VENV)/installed: requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+	@echo "Installing the locked environment (torch is large: a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+train: install ## the main job: warm start, GRPO on tool tasks, held-out success, a report (ARGS="run.seed=1" overrides)
+	@$(BIN)/headrace train $(CONFIG) $(ARGS)
+
+test: install ## every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: install ## lint, types, import contracts, fast tests
+	@$(BIN)/ruff check headrace labs tests benchmarks examples
+	@$(BIN)/ruff format --check --quiet headrace labs tests benchmarks examples
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+sim: install ## the scheduling experiment: waiting against asynchronous consumption, no torch
+	@$(BIN)/python -m labs.run --experiment rollout --seed 7 $(ARGS)
+
+bench: install ## every benchmark, peers beside
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+schema: install ## writes docs/schema and docs/lifecycle.md anew
+	@$(BIN)/python -m headrace.documents docs
+
+clean: ## removes the environment and caches; runs stay
+	@rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,19 @@
+from headrace.scheduling.admission import Admission, AdmissionState
+
+
+def decide(outstanding: int, trained: int = 0, *, is_exhausted: bool = False) -> str | None:
+    return Admission(max_outstanding=4, needed=10).hold_reason(AdmissionState(outstanding, trained, is_exhausted))
+
+
+def test_a_group_is_admitted_exactly_up_to_the_credit() -> None:
+    assert decide(3) is None
+    assert decide(4) == "credit: 4 of 4 slots charged"
+
+
+def test_no_group_is_admitted_that_the_run_cannot_use() -> None:
+    assert decide(1, trained=8) is None
+    assert decide(2, trained=8) == "the run needs no further group"
+
+
+def test_an_exhausted_source_admits_nothing() -> None:
+    assert decide(0, is_exhausted=True) == "source exhausted"
