@@ -1,0 +1,38 @@
+"""Laws of a run as pure functions over its event log: what must hold after every event, and the event that broke it.
+
+A checker keeps only what the events said, and asks nobody else; so the same one judges a simulation while it runs, a live
+run as it goes, and a finished log.
+"""
+
+from headrace.checkers.actions import ActionOrder
+from headrace.checkers.consumption import Consumption
+from headrace.checkers.groups import GroupShape
+from headrace.checkers.law import Bounds, Checker, Read, Violation
+from headrace.checkers.leases import SingleOwner
+from headrace.checkers.log import LawChecker, check_log
+from headrace.checkers.sealing import Sealing
+from headrace.checkers.slots import Slots
+from headrace.checkers.tasks import TaskConservation
+from headrace.checkers.tokens import TokenAccount, TokenLedger
+from headrace.checkers.verdicts import Rewards
+from headrace.checkers.versions import Versions
+
+__all__ = [
+    "ActionOrder",
+    "Bounds",
+    "Checker",
+    "Consumption",
+    "GroupShape",
+    "LawChecker",
+    "Read",
+    "Rewards",
+    "Sealing",
+    "SingleOwner",
+    "Slots",
+    "TaskConservation",
+    "TokenAccount",
+    "TokenLedger",
+    "Versions",
+    "Violation",
+    "check_log",
+]

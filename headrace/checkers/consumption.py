@@ -1,0 +1,78 @@
+"""C2, consumption: each (transcript, use) is in at most one plan, and a plan is what its event and its selection say.
+
+Rows stand in the order (ordinal, member, path), never in that of arrival. Without access to rows only the events' own
+statements are compared.
+"""
+
+from headrace.checkers.law import Bounds, Read, Violation, read_record
+from headrace.records.batch import BatchPlan, BatchPlanned, BatchSelected
+from headrace.records.events import Event
+from headrace.records.ids import Address, GroupId
+
+
+class Consumption:
+    """Checks C2.
+
+    Args:
+        bounds: how often a transcript may be used.
+        read: looks up batch plans.
+    """
+
+    def __init__(self, bounds: Bounds, read: Read | None = None) -> None:
+        self._bounds = bounds
+        self._read = read
+        self._selected: dict[int, frozenset[GroupId]] = {}
+        self._last_update = 0
+        self._used: dict[tuple[Address, int, int], int] = {}
+
+    def observe(self, event: Event) -> list[Violation]:
+        match event.payload:
+            case BatchSelected(update=update, groups=groups):
+                self._selected[update] = frozenset(groups)
+                problems = [] if len(set(groups)) == len(groups) else [f"update {update} selects a group twice"]
+            case BatchPlanned():
+                problems = self._plan(event.payload)
+            case _:
+                return []
+        return [Violation("C2", event.seq, problem) for problem in problems]
+
+    def _plan(self, planned: BatchPlanned) -> list[str]:
+        problems: list[str] = []
+        if planned.update <= self._last_update:
+            problems.append(f"update {planned.update} is planned after update {self._last_update}")
+        self._last_update = max(planned.update, self._last_update)
+        selected = self._selected.pop(planned.update, None)
+        if selected is None:
+            problems.append(f"update {planned.update} is planned but was never selected")
+        elif not selected.issuperset(planned.groups):
+            extra = ", ".join(str(group) for group in planned.groups if group not in selected)
+            problems.append(f"update {planned.update} plans {extra}, which it did not select")
+        if self._read is not None:
+            problems += self._rows(planned, read_record(self._read, planned.plan, BatchPlan))
+        return problems
+
+    def _rows(self, planned: BatchPlanned, plan: BatchPlan) -> list[str]:
+        problems: list[str] = []
+        if plan.update != planned.update or len(plan.rows) != planned.rows:
+            problems.append(
+                f"the plan is of update {plan.update} with {len(plan.rows)} rows; "
+                f"its event says update {planned.update} with {planned.rows}"
+            )
+        strangers = {row.group for row in plan.rows} - set(planned.groups)
+        if strangers:
+            problems.append(f"the plan trains {min(strangers)}, which its event does not name")
+        order = [(row.group, row.member, row.path) for row in plan.rows]
+        if order != sorted(order):
+            problems.append(f"the rows of update {plan.update} are not in the order of ordinal, member and path")
+        for row in plan.rows:
+            if not 1 <= row.use <= self._bounds.max_uses:
+                problems.append(
+                    f"{row.group}.{row.member} is used for the {row.use}-th time; the bound is {self._bounds.max_uses}"
+                )
+            earlier = self._used.setdefault((row.transcript, row.path, row.use), plan.update)
+            if earlier != plan.update or order.count((row.group, row.member, row.path)) > 1:
+                problems.append(
+                    f"use {row.use} of {row.group}.{row.member} ({row.transcript}) is in update {plan.update} "
+                    f"and in update {earlier}"
+                )
+        return problems

@@ -1,0 +1,84 @@
+"""What a checker is, what it reports, and the bounds that the run promised."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from headrace.errors import IntegrityError
+from headrace.records.events import Event
+from headrace.records.ids import Address
+from headrace.records.reward import RewardRule
+
+Read = Callable[[Address], bytes]
+"""Bytes of a sealed row; raises KeyError when there is none."""
+
+T = TypeVar("T")
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A law that does not hold.
+
+    Attributes:
+        law: which one: `C1`, `C4`, …
+        seq: the event at which it broke.
+        message: what happened, and what should have.
+    """
+
+    law: str
+    seq: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.law} at event {self.seq}: {self.message}"
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What the run promised; None leaves a bound unchecked.
+
+    Attributes:
+        credit_batches: batches that may be admitted ahead.
+        batch_groups: groups of one update.
+        group_size: members of a group.
+        max_lag: largest lag of a trained token, where the staleness policy enforces one.
+        max_uses: largest number of plans that a transcript may be in.
+        reward_rule: how score components become a reward.
+    """
+
+    credit_batches: int | None = None
+    batch_groups: int | None = None
+    group_size: int | None = None
+    max_lag: int | None = None
+    max_uses: int = 1
+    reward_rule: RewardRule | None = None
+
+    @property
+    def max_outstanding(self) -> int | None:
+        """Largest number of groups that hold a slot."""
+        if self.credit_batches is None or self.batch_groups is None:
+            return None
+        return (self.credit_batches + 1) * self.batch_groups
+
+
+UNBOUNDED = Bounds()
+
+
+class Checker(Protocol):
+    """One law, or a few that share their state. Fed with every event in order."""
+
+    def observe(self, event: Event) -> list[Violation]:
+        """What this event broke; empty when all is well."""
+        ...
+
+
+def read_record(read: Read, address: Address, kind: type[T]) -> T:
+    """The record of a sealed row.
+
+    Raises:
+        KeyError: when there is no such row.
+        IntegrityError: when the bytes are no record of that kind.
+    """
+    try:
+        return msgspec.msgpack.decode(read(address), type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise IntegrityError(f"row {address} is no {kind.__name__}: {error}") from error

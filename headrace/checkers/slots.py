@@ -1,0 +1,90 @@
+"""C12, the gate: outstanding groups <= (credit_batches + 1) * batch_groups at every instant, and no lag beyond its bound.
+
+A slot is charged at admission and comes back at the version bump that consumed the group, or by a recorded rejection;
+the count that an admission carries is compared with a recount.
+"""
+
+from headrace.checkers.law import Bounds, Read, Violation, read_record
+from headrace.checkers.tasks import Bumps
+from headrace.records.batch import BatchPlan, BatchPlanned, GroupAdmitted, GroupRejected
+from headrace.records.events import Event
+from headrace.records.ids import Address, GroupId, Purpose
+from headrace.records.trajectory import TranscriptSealed
+
+
+class Slots:
+    """Checks C12.
+
+    Args:
+        bounds: credit, batch size and largest lag.
+        read: looks up batch plans; without it the lag that a plan's event states is taken as it is.
+    """
+
+    def __init__(self, bounds: Bounds, read: Read | None = None) -> None:
+        self._bounds = bounds
+        self._read = read
+        self._holders: set[GroupId] = set()
+        self._oldest: dict[Address, int] = {}
+        self._bumps = Bumps()
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that hold a slot."""
+        return len(self._holders)
+
+    def observe(self, event: Event) -> list[Violation]:
+        problems: list[str] = []
+        for group in self._bumps.consumed(event):
+            if group not in self._holders:
+                problems.append(f"the slot of {group} comes back, but it holds none")
+            self._holders.discard(group)
+        match event.payload:
+            case GroupAdmitted(outstanding=outstanding):
+                problems += self._admit(GroupId.parse(event.key), outstanding)
+            case GroupRejected():
+                self._holders.discard(GroupId.parse(event.key))
+            case TranscriptSealed(transcript=transcript, versions=versions) if versions:
+                self._oldest[transcript] = min(versions)
+            case BatchPlanned():
+                problems += self._lag(event.payload)
+            case _:
+                pass
+        return [Violation("C12", event.seq, problem) for problem in problems]
+
+    def _admit(self, group: GroupId, outstanding: int) -> list[str]:
+        if group.purpose != Purpose.TRAIN.value:
+            return [f"{group} takes a slot; only training does"]
+        problems = [f"{group} takes a second slot"] if group in self._holders else []
+        self._holders.add(group)
+        if outstanding != len(self._holders):
+            problems.append(f"{group} is admitted as number {outstanding}; {len(self._holders)} groups hold a slot")
+        limit = self._bounds.max_outstanding
+        if limit is not None and len(self._holders) > limit:
+            problems.append(f"{len(self._holders)} groups hold a slot; the bound is {limit}")
+        return problems
+
+    def _lag(self, planned: BatchPlanned) -> list[str]:
+        problems: list[str] = []
+        limit = self._bounds.max_lag
+        if limit is not None and planned.oldest_lag > limit:
+            problems.append(
+                f"update {planned.update} trains a token {planned.oldest_lag} updates old; the bound is {limit}"
+            )
+        if self._read is None:
+            return problems
+        plan = read_record(self._read, planned.plan, BatchPlan)
+        for row in plan.rows:
+            oldest = self._oldest.get(row.transcript)
+            if oldest is None:
+                continue
+            lag = plan.base_version - oldest
+            if lag < 0:
+                problems.append(
+                    f"{row.group}.{row.member} was sampled by version {oldest}, after base {plan.base_version}"
+                )
+            if lag > planned.oldest_lag or (limit is not None and lag > limit):
+                problems.append(
+                    f"{row.group}.{row.member} holds a token {lag} updates old; the plan states {planned.oldest_lag}, "
+                    f"the bound is {limit}"
+                )
+        return problems
