@@ -1,0 +1,221 @@
+"""Reads a journal without writing it: other processes look up sealed rows, reports and checks walk the events.
+
+Invariant: a row is handed out only when it hashes to its address. Long walks are cut into short statements, so that no
+reader keeps the writer's log from being folded back into the database.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+import apsw
+import msgspec
+
+from headrace.errors import IntegrityError, StoreError
+from headrace.records.events import Event
+from headrace.records.ids import Address
+from headrace.records.provenance import check_address
+from headrace.store.schema import FILE_NAME, open_read_only
+
+T = TypeVar("T")
+
+_EVENTS_PAGE = 1_000
+_ROWS_PAGE = 64
+
+_COLUMNS = "SELECT seq, epoch, kind, key, t_ns, cause_seq, is_once, bytes, head FROM events"
+_EVENTS = f"{_COLUMNS} WHERE seq > ? ORDER BY seq LIMIT ?"
+_ABOUT = f"{_COLUMNS} WHERE is_once AND kind = ? AND key >= ? AND key < ? ORDER BY seq"
+_ROWS = "SELECT rowid, address, kind, data FROM rows WHERE rowid > ? ORDER BY rowid LIMIT ?"
+# The first repeats the condition of the partial index, or the index would not serve it.
+_ONCE_OF_KIND = "SELECT seq FROM events WHERE is_once AND kind = ? AND seq > ?"
+_REPEATED_OF_KIND = "SELECT seq FROM events WHERE NOT is_once AND kind = ? AND seq > ?"
+
+_DECODER = msgspec.msgpack.Decoder(Event)
+
+
+class StoredEvent(NamedTuple):
+    """One line of `events` as it lies in the database.
+
+    Attributes:
+        seq: position.
+        epoch: as a column.
+        kind: as a column.
+        key: as a column.
+        t_ns: as a column.
+        cause_seq: as a column.
+        is_once: as a column.
+        data: canonical bytes of the event.
+        head: hash chain after it.
+    """
+
+    seq: int
+    epoch: int
+    kind: str
+    key: str
+    t_ns: int
+    cause_seq: int
+    is_once: int
+    data: bytes
+    head: bytes
+
+
+class StoredRow(NamedTuple):
+    """One line of `rows` as it lies in the database.
+
+    Attributes:
+        rowid: position in the table.
+        address: as a column.
+        kind: as a column.
+        data: bytes, unchecked.
+    """
+
+    rowid: int
+    address: str
+    kind: str
+    data: bytes
+
+
+class JournalReader:
+    """Read access to a journal. Owns its connection.
+
+    Args:
+        connection: an open one.
+        name: what messages call it.
+    """
+
+    def __init__(self, connection: apsw.Connection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+
+    def __enter__(self) -> "JournalReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read(self, address: Address) -> bytes:
+        """Bytes of a durable row, checked against the address.
+
+        Raises:
+            KeyError: when there is no such row.
+            IntegrityError: when the bytes do not hash to the address.
+            StoreError: when the database cannot be read.
+        """
+        data = self.read_unchecked(address)
+        check_address(address, data, f"row {address} of {self._name}")
+        return data
+
+    def read_unchecked(self, address: Address) -> bytes:
+        """Bytes of a durable row. Raises KeyError, StoreError, and IntegrityError when they are no bytes."""
+        for (found,) in self._lines("SELECT data FROM rows WHERE address = ?", (address,)):
+            if not isinstance(found, bytes):
+                raise IntegrityError(f"row {address} of {self._name} holds {type(found).__name__}; the line is damaged")
+            return found
+        raise KeyError(f"no row {address} in {self._name}")
+
+    def has_row(self, address: Address) -> bool:
+        """Whether a row of this address is stored; says nothing of its bytes. Raises StoreError."""
+        return bool(self._lines("SELECT 1 FROM rows WHERE address = ?", (address,)))
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Durable events with seq > after, in order.
+
+        Raises:
+            IntegrityError: when one cannot be decoded.
+            StoreError: when the database cannot be read.
+        """
+        for stored in self.stored_events(after):
+            yield decode_event(stored, self._name)
+
+    def events_about(self, kind: str, key: str) -> list[Event]:
+        """Events of the kind, which occurs once per key, whose key is `key` or goes on after a sign: `key/2`, `key#1`.
+
+        Raises:
+            IntegrityError: when one cannot be decoded.
+            StoreError: when the database cannot be read.
+        """
+        lines = self._lines(_ABOUT, (kind, key, key + "\x7f"))
+        stored = (self._typed(line, StoredEvent) for line in lines)
+        return [decode_event(line, self._name) for line in stored if _is_about(line.key, key)]
+
+    def events_of_kind(self, kind: str, after: int = 0, *, is_once: bool = True) -> Iterator[Event]:
+        """Events of one kind with seq > after, in order; kinds that may repeat under a key are found by a scan.
+
+        Raises:
+            IntegrityError: when one cannot be decoded.
+            StoreError: when the database cannot be read.
+        """
+        query = _ONCE_OF_KIND if is_once else _REPEATED_OF_KIND
+        found = sorted(int(str(seq)) for (seq,) in self._lines(query, (kind, after)))
+        for seq in found:
+            for line in self._lines(_EVENTS, (seq - 1, 1)):
+                yield decode_event(self._typed(line, StoredEvent), self._name)
+
+    def stored_events(self, after: int = 0) -> Iterator[StoredEvent]:
+        """Undecoded events with seq > after, in order. Raises StoreError, IntegrityError."""
+        while lines := self._lines(_EVENTS, (after, _EVENTS_PAGE)):
+            for line in lines:
+                stored = self._typed(line, StoredEvent)
+                after = stored.seq
+                yield stored
+
+    def stored_rows(self) -> Iterator[StoredRow]:
+        """Every row, unchecked, by position. Raises StoreError, IntegrityError."""
+        after = 0
+        while lines := self._lines(_ROWS, (after, _ROWS_PAGE)):
+            for line in lines:
+                stored = self._typed(line, StoredRow)
+                after = stored.rowid
+                yield stored
+
+    def damage(self) -> list[str]:
+        """What SQLite's own check of pages, indices and constraints objects to; empty when it is sound."""
+        try:
+            lines = [str(line) for (line,) in self._lines("PRAGMA integrity_check", ())]
+        except StoreError as error:
+            return [f"integrity_check could not finish: {error}"]
+        return [] if lines == ["ok"] else lines
+
+    def close(self) -> None:
+        """Frees the connection. Safe to call twice."""
+        self._connection.close()
+
+    def _lines(self, query: str, values: tuple[str | int, ...]) -> list[tuple[object, ...]]:
+        try:
+            return [tuple(line) for line in self._connection.execute(query, values)]
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise StoreError(f"{self._name} cannot be read ({query!r}, {values}): {error}") from error
+
+    def _typed(self, line: tuple[object, ...], kind: type[T]) -> T:
+        """The line with the types of its columns; a flipped bit can turn text into a number."""
+        try:
+            return msgspec.convert(line, kind)
+        except msgspec.ValidationError as error:
+            raise IntegrityError(f"line {line[0]} of {self._name} has a column of another type: {error}") from error
+
+
+def open_reader(path: Path) -> JournalReader:
+    """A reader of the journal in a run's folder, or of the database file itself.
+
+    Raises:
+        StoreError: when there is no journal.
+    """
+    file = path / FILE_NAME if path.is_dir() else path
+    return JournalReader(open_read_only(file), str(file))
+
+
+def decode_event(stored: StoredEvent, name: str) -> Event:
+    """The event of a stored line. Raises IntegrityError."""
+    try:
+        return _DECODER.decode(stored.data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise IntegrityError(f"event {stored.seq} of {name} cannot be decoded: {error}") from error
+
+
+def _is_about(key: str, subject: str) -> bool:
+    """Whether the key is the subject or names a part of it; `train.1.0.10` is no part of `train.1.0.1`."""
+    rest = key[len(subject) :]
+    return key.startswith(subject) and (not rest or not (rest[0].isalnum() or rest[0] == "."))

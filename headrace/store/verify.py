@@ -1,0 +1,318 @@
+"""Proves a run's stored bytes, or says what is wrong and where.
+
+Checked, from the outside in: SQLite's own structure; the sequence and its hash chain; every column against the event it
+repeats; every event and row against its struct, its canonical form and its address; alignment, versions and verdicts;
+that whatever an event names exists; every blob against its address; and the laws of `headrace.checkers`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from headrace.checkers import Bounds, LawChecker, Violation
+from headrace.config import Config
+from headrace.errors import HeadraceError, IntegrityError
+from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed
+from headrace.records.events import Event, is_once, kind_of
+from headrace.records.ids import Address
+from headrace.records.observation import ActionObserved
+from headrace.records.provenance import address_of, canonical_bytes, check_address
+from headrace.records.reward import RewardRule
+from headrace.records.run import RunStarted
+from headrace.records.task import Task, TaskDrawn
+from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
+from headrace.records.update import WeightsCommitted
+from headrace.records.verdict import Verdict, VerdictDisputed, VerdictSealed
+from headrace.store.blobs import FileBlobs
+from headrace.store.group_commit import GENESIS, chain
+from headrace.store.reader import JournalReader, StoredEvent, StoredRow, decode_event, open_reader
+
+BLOBS_NAME = "blobs"
+"""Name of the blob folder within a run's folder."""
+
+ROW_TYPES: dict[str, type] = {
+    "artifact": bytes,
+    "config": Config,
+    "plan": BatchPlan,
+    "side": SideRecord,
+    "task": Task,
+    "transcript": Transcript,
+    "verdict": Verdict,
+}
+"""What the rows of each kind decode to."""
+
+_MAX_PROBLEMS = 1_000
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something is not as it must be.
+
+    Attributes:
+        where: event, row, blob or law.
+        message: what is wrong.
+    """
+
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}"
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What verification found.
+
+    Attributes:
+        problems: empty when the run is sound; cut after a thousand.
+        counts: what was looked at: `events`, `rows`, `rows.transcript`, `blobs`, `laws`, …; `weights_absent` counts
+            committed versions older than the newest whose file is no longer kept.
+        head: hash chain over all stored events.
+    """
+
+    problems: tuple[Problem, ...]
+    counts: dict[str, int]
+    head: str
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify_run(folder: Path) -> VerifyReport:
+    """What is wrong with the run in the folder. Reads everything once, and writes nothing.
+
+    Raises:
+        StoreError: when there is no journal to verify.
+    """
+    verification = _Verification(folder)
+    with open_reader(folder) as reader:
+        verification.run(reader)
+    return verification.report()
+
+
+class _Verification:
+    def __init__(self, folder: Path) -> None:
+        self._blobs = FileBlobs(folder / BLOBS_NAME)
+        self._problems: list[Problem] = []
+        self._counts: Counter[str] = Counter()
+        self._head = GENESIS
+        self._seq = 0
+        self._named: dict[Address, str] = {}
+        self._outputs: dict[str, Address] = {}
+        self._committed: list[tuple[str, Address]] = []
+        self._config: Address | None = None
+
+    def run(self, reader: JournalReader) -> None:
+        for line in reader.damage():
+            self._object("database", line)
+        self._attempt("events", lambda: self._events(reader))
+        self._attempt("rows", lambda: self._rows(reader))
+        self._attempt("names", lambda: self._names(reader))
+        self._attempt("blobs", self._files)
+        self._attempt("laws", lambda: self._laws(reader))
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(tuple(self._problems), dict(sorted(self._counts.items())), self._head.hex())
+
+    def _object(self, where: str, message: str) -> None:
+        if len(self._problems) < _MAX_PROBLEMS:
+            self._problems.append(Problem(where, message))
+
+    def _attempt(self, where: str, stage: Callable[[], None]) -> None:
+        """Runs a stage; a database too damaged to walk is a problem of its own, and the next stage still runs."""
+        try:
+            stage()
+        except HeadraceError as error:
+            self._object(where, str(error))
+
+    def _events(self, reader: JournalReader) -> None:
+        for stored in reader.stored_events():
+            where = f"event {stored.seq}"
+            self._counts["events"] += 1
+            if stored.seq != self._seq + 1:
+                self._object(where, f"follows event {self._seq}; the sequence has a gap")
+            self._seq = stored.seq
+            self._head = self._chain(stored, where)
+            try:
+                event = decode_event(stored, "the journal")
+            except IntegrityError as error:
+                self._object(where, str(error))
+                continue
+            self._columns(stored, event, where)
+            self._collect(event)
+
+    def _chain(self, stored: StoredEvent, where: str) -> bytes:
+        """The stored head, so that one flipped bit is one problem and not one for every event after it."""
+        if chain(self._head, stored.data) != stored.head:
+            self._object(
+                where, f"{stored.kind} {stored.key!r}: its bytes and the hash chain disagree; one of them is damaged"
+            )
+        return stored.head
+
+    def _columns(self, stored: StoredEvent, event: Event, where: str) -> None:
+        encoded = (
+            event.seq,
+            event.epoch,
+            event.kind,
+            event.key,
+            event.t_ns,
+            event.cause_seq,
+            int(is_once(event.payload)),
+        )
+        for name, column, value in zip(StoredEvent._fields, stored, encoded, strict=False):
+            if column != value:
+                self._object(where, f"column {name} is {column!r}, the event says {value!r}")
+        if canonical_bytes(event) != stored.data:
+            self._object(where, "its bytes are not the canonical ones of what they decode to")
+
+    def _collect(self, event: Event) -> None:
+        """Notes what the event names, to be looked up once the rows are known."""
+        payload = event.payload
+        self._counts[f"events.{kind_of(payload)}"] += 1
+        if isinstance(payload, RunStarted):
+            self._config = payload.config
+        if isinstance(payload, WeightsCommitted):
+            self._committed.append((f"event {event.seq}, weights of {payload.policy}", payload.weights))
+        if isinstance(payload, ActionObserved):
+            self._outputs[str(payload.action_id)] = payload.output
+        for role, address in _named_rows(event):
+            self._named.setdefault(address, f"event {event.seq}, {role}")
+
+    def _rows(self, reader: JournalReader) -> None:
+        for row in reader.stored_rows():
+            where = f"row {row.address} ({row.kind})"
+            self._counts["rows"] += 1
+            self._counts[f"rows.{row.kind}"] += 1
+            try:
+                check_address(Address(row.address), row.data, "stored bytes")
+                self._record(row, where)
+            except HeadraceError as error:
+                self._object(where, str(error))
+
+    def _record(self, row: StoredRow, where: str) -> None:
+        kind = ROW_TYPES.get(row.kind)
+        if kind is None:
+            self._object(where, f"kind {row.kind!r} is none of {', '.join(ROW_TYPES)}")
+            return
+        try:
+            record = msgspec.msgpack.decode(row.data, type=kind)
+        except (msgspec.DecodeError, ValueError) as error:
+            self._object(where, f"cannot be decoded: {error}")
+            return
+        if canonical_bytes(record) != row.data:
+            self._object(where, "its bytes are not the canonical ones of what they decode to")
+        if isinstance(record, Transcript):
+            record.check()
+            self._transcript(record, where)
+        elif isinstance(record, Verdict):
+            record.check()
+            self._named.setdefault(record.transcript, f"{where}, graded transcript")
+        elif isinstance(record, SideRecord):
+            self._named.setdefault(record.transcript, f"{where}, transcript")
+        elif isinstance(record, BatchPlan):
+            for planned in record.rows:
+                self._named.setdefault(planned.transcript, f"{where}, planned transcript")
+
+    def _transcript(self, transcript: Transcript, where: str) -> None:
+        self._named.setdefault(transcript.task, f"{where}, task")
+        if transcript.artifact is not None:
+            self._named.setdefault(transcript.artifact, f"{where}, artifact")
+        for outcome in transcript.actions:
+            shown = self._outputs.get(str(outcome.action.id))
+            if shown is not None and shown != address_of(outcome.output):
+                self._object(where, f"action {outcome.action.id}: the output sealed is not the output observed")
+        for path in transcript.paths:
+            for segment in path.segments:
+                for attachment in segment.attachments:
+                    self._named.setdefault(attachment.blob, f"{where}, attachment")
+
+    def _names(self, reader: JournalReader) -> None:
+        for address, namer in self._named.items():
+            if reader.has_row(address):
+                continue
+            try:
+                self._blobs.path(address)
+            except KeyError:
+                self._object(namer, f"names {address}, which is neither a row nor a blob")
+
+    def _files(self) -> None:
+        """Every blob against its name; the newest weights must be there, older ones may have been collected."""
+        damaged: set[Address] = set()
+        for address in self._blobs.addresses():
+            self._counts["blobs"] += 1
+            try:
+                self._counts["blob_bytes"] += self._blobs.verify(address)
+            except (IntegrityError, OSError) as error:
+                damaged.add(address)
+                self._object(f"blob {address}", str(error))
+        newest = self._committed[-1][1] if self._committed else None
+        for where, weights in self._committed:
+            try:
+                self._blobs.path(weights)
+            except KeyError:
+                self._counts["weights_absent"] += 1
+                if weights == newest and self._is_stored():
+                    self._object(where, f"the newest committed weights {weights} are not in {self._blobs.root}")
+
+    def _is_stored(self) -> bool:
+        """Whether the run keeps blobs at all; a simulated one has weights in name only."""
+        return self._blobs.root.is_dir()
+
+    def _laws(self, reader: JournalReader) -> None:
+        checker = LawChecker(self._bounds(reader), reader.read)
+        for stored in reader.stored_events():
+            try:
+                violations = checker.observe(decode_event(stored, "the journal"))
+            except (KeyError, ValueError, IntegrityError) as error:
+                self._object(f"event {stored.seq}", f"its laws cannot be checked: {error}")
+                continue
+            for violation in violations:
+                self._object(_place(violation), violation.message)
+        self._counts["laws"] = len(checker.laws)
+
+    def _bounds(self, reader: JournalReader) -> Bounds:
+        """The bounds that the run was configured with; the laws without bounds when the configuration is unreadable."""
+        if self._config is None:
+            return Bounds()
+        try:
+            config = msgspec.msgpack.decode(reader.read(self._config), type=Config)
+        except (KeyError, IntegrityError, msgspec.DecodeError):
+            return Bounds()  # already reported, by the stage that looked at the row
+        schedule = config.schedule
+        return Bounds(
+            credit_batches=schedule.credit_batches,
+            batch_groups=schedule.batch_groups,
+            group_size=schedule.group_size,
+            max_lag=None if schedule.staleness == "pace" else schedule.max_lag,
+            reward_rule=RewardRule(config.algorithm.reward_rule),
+        )
+
+
+def _place(violation: Violation) -> str:
+    return f"law {violation.law}, event {violation.seq}"
+
+
+def _named_rows(event: Event) -> list[tuple[str, Address]]:
+    """Addresses that the event names and that must be stored, with what they are to it."""
+    match event.payload:
+        case RunStarted(config=config):
+            return [("config", config)]
+        case TaskDrawn(task=task) | EpisodeStarted(task=task):
+            return [("task", task)]
+        case TranscriptSealed(transcript=transcript, side=side, task=task):
+            return [("transcript", transcript), ("side record", side), ("task", task)]
+        case VerdictSealed(transcript=transcript, verdict=verdict):
+            return [("transcript", transcript), ("verdict", verdict)]
+        case VerdictDisputed(transcript=transcript, first=first, second=second):
+            return [("transcript", transcript), ("first verdict", first), ("second verdict", second)]
+        case GroupClosed(members=members):
+            found = [("member transcript", item.transcript) for item in members]
+            found += [("member verdict", item.verdict) for item in members]
+            return [(role, address) for role, address in found if address is not None]
+        case BatchPlanned(plan=plan):
+            return [("plan", plan)]
+        case _:
+            return []
