@@ -1,1 +1,1 @@
-"""TODO-docstring."""
+"""The Environment port: the world that tools act on. Whatever the policy causes is a receipt, never an exception."""

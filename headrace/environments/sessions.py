@@ -1,0 +1,206 @@
+"""What every executor of ours keeps: open episodes, receipts by action id, and the highest lease token seen.
+
+Invariants: an action id runs at most once per session unless its executor was lost; a lease token lower than the highest
+seen for the episode changes nothing; an action goes on when its caller stops waiting, and its receipt is kept.
+"""
+
+import abc
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+
+from headrace.errors import EnvironmentFault, Outcome
+from headrace.ports import Handle
+from headrace.records.action import Action, EffectClass
+from headrace.records.execution import IncarnationLost, Lease, Receipt
+from headrace.records.harness import ToolSchema
+from headrace.records.ids import ActionId, Address, EpisodeId
+from headrace.records.provenance import address_of
+from headrace.records.task import Task
+from headrace.records.terminal import Failure, Success, Terminal
+
+MAX_REMEMBERED_FENCES = 65_536
+"""Episodes, closed ones included, whose highest token is remembered; the longest unused is forgotten first."""
+
+EMPTY_REVISION = address_of(b"")
+"""Revision of an environment that keeps nothing between its actions."""
+
+Judge = Callable[[str], Terminal]
+
+
+def claim_any_answer(final_text: str) -> Terminal:
+    """Success when the policy answered at all: a calculator cannot know what was asked."""
+    return Success() if final_text.strip() else Failure("no answer")
+
+
+class _Taken:
+    """An action that the session took: which arguments, and the task that makes its receipt."""
+
+    def __init__(self, arguments_hash: Address, task: "asyncio.Task[Receipt]") -> None:
+        self.arguments_hash = arguments_hash
+        self.task = task
+
+
+class Session:
+    """One open episode.
+
+    Attributes:
+        episode: whose.
+        opened_as: incarnation that the handle carries.
+        incarnation: present one; another than `opened_as` once the executor was lost under an action.
+    """
+
+    def __init__(self, episode: EpisodeId, incarnation: str) -> None:
+        self.episode = episode
+        self.opened_as = incarnation
+        self.incarnation = incarnation
+        self.taken: dict[ActionId, _Taken] = {}
+        self._losses = 0
+
+    def lose(self) -> None:
+        """The executor of this session is gone, and with it what it held."""
+        self._losses += 1
+        self.incarnation = f"{self.opened_as}+{self._losses}"
+
+
+class SessionEnvironment(abc.ABC):
+    """The part of the Environment port that does not depend on where tools run."""
+
+    def __init__(self, incarnation: str, judge: Judge = claim_any_answer) -> None:
+        self.incarnation = incarnation
+        self._judge = judge
+        self._sessions: dict[EpisodeId, Session] = {}
+        self._highest: OrderedDict[EpisodeId, int] = OrderedDict()
+        self._opens = itertools.count(1)
+
+    @property
+    @abc.abstractmethod
+    def effect(self) -> EffectClass: ...
+
+    @property
+    @abc.abstractmethod
+    def version(self) -> Address: ...
+
+    @property
+    @abc.abstractmethod
+    def tools(self) -> tuple[ToolSchema, ...]: ...
+
+    @abc.abstractmethod
+    async def _run(self, session: Session, action: Action, lease: Lease, timeout_s: float) -> Receipt:
+        """The receipt of an action that was never taken before; ends within `timeout_s`.
+
+        Raises:
+            EnvironmentFault: LOST after `session.lose()`, REJECTED when nothing was executed.
+        """
+
+    @abc.abstractmethod
+    async def _opened(self, session: Session, timeout_s: float) -> None:
+        """Prepares a new session. Raises EnvironmentFault."""
+
+    @abc.abstractmethod
+    async def _closed(self, session: Session) -> None:
+        """Frees what the session holds."""
+
+    async def open(self, task: Task, episode: EpisodeId, lease: Lease, timeout_s: float) -> Handle:
+        self._fence(episode, lease)
+        if (old := self._sessions.pop(episode, None)) is not None:
+            await self._end(old)
+        session = Session(episode, f"{self.incarnation}.{next(self._opens)}")
+        await self._opened(session, timeout_s)
+        self._sessions[episode] = session
+        return Handle(episode, session.opened_as)
+
+    async def execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:
+        session = self._session(handle)
+        if session is None:
+            raise EnvironmentFault(f"{handle.episode} is not open as {handle.incarnation}", Outcome.REJECTED)
+        self._fence(handle.episode, lease)
+        taken = session.taken.get(action.id)
+        if taken is None:
+            if session.incarnation != session.opened_as and self.effect is not EffectClass.PURE:
+                raise EnvironmentFault(f"{handle.episode}: state lost with {handle.incarnation}", Outcome.REJECTED)
+            task = asyncio.create_task(self._run(session, action, lease, timeout_s), name=f"action {action.id}")
+            taken = session.taken[action.id] = _Taken(action.arguments_hash, task)
+            task.add_done_callback(lambda done: self._settle(session, action.id, done))
+        elif taken.arguments_hash != action.arguments_hash:
+            raise EnvironmentFault(f"{action.id} was taken with other arguments", Outcome.REJECTED)
+        return await self._receipt(session, action.id, taken)
+
+    async def probe(self, handle: Handle, action_id: ActionId, timeout_s: float) -> Receipt | IncarnationLost | None:
+        session = self._session(handle)
+        if session is None:
+            return IncarnationLost(handle.incarnation, self.incarnation)
+        taken = session.taken.get(action_id)
+        if taken is not None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._receipt(session, action_id, taken)
+            except TimeoutError:
+                raise EnvironmentFault(f"{action_id} is still running after {timeout_s} s") from None
+            except EnvironmentFault as fault:
+                if fault.outcome is Outcome.REJECTED:
+                    return None
+        if session.incarnation != session.opened_as:
+            return IncarnationLost(session.opened_as, session.incarnation)
+        return None
+
+    async def snapshot(self, handle: Handle, timeout_s: float) -> Address | None:
+        return EMPTY_REVISION if self.effect is EffectClass.PURE else None
+
+    async def restore(self, handle: Handle, revision: Address, timeout_s: float) -> Handle:
+        if self.effect is EffectClass.PURE and revision == EMPTY_REVISION and self._session(handle) is not None:
+            return handle
+        raise EnvironmentFault(f"{handle.episode}: no revision {revision} to restore", Outcome.REJECTED)
+
+    async def artifact(self, handle: Handle, timeout_s: float) -> bytes:
+        return b""
+
+    async def claim(self, handle: Handle, final_text: str, timeout_s: float) -> Terminal:
+        return self._judge(final_text)
+
+    async def close(self, handle: Handle) -> None:
+        session = self._session(handle)
+        if session is not None:
+            del self._sessions[handle.episode]
+            await self._end(session)
+
+    async def stop(self) -> None:
+        """Closes every session."""
+        while self._sessions:
+            _, session = self._sessions.popitem()
+            await self._end(session)
+
+    def _session(self, handle: Handle) -> Session | None:
+        session = self._sessions.get(handle.episode)
+        return session if session is not None and session.opened_as == handle.incarnation else None
+
+    def _fence(self, episode: EpisodeId, lease: Lease) -> None:
+        highest = self._highest.get(episode, lease.token)
+        if lease.token < highest:
+            raise EnvironmentFault(f"{episode}: lease {lease.token} is fenced by {highest}", Outcome.REJECTED)
+        self._highest[episode] = lease.token
+        self._highest.move_to_end(episode)
+        if len(self._highest) > MAX_REMEMBERED_FENCES:
+            self._highest.popitem(last=False)
+
+    async def _receipt(self, session: Session, action_id: ActionId, taken: _Taken) -> Receipt:
+        """Waits without owning: the action goes on when the waiter is cancelled."""
+        try:
+            return await asyncio.shield(taken.task)
+        except asyncio.CancelledError:
+            if taken.task.cancelled():
+                raise EnvironmentFault(f"{action_id}: {session.episode} was closed under it") from None
+            raise
+
+    def _settle(self, session: Session, action_id: ActionId, done: "asyncio.Task[Receipt]") -> None:
+        """Forgets an action that left no receipt, so that the same id may run again where that is allowed."""
+        if done.cancelled() or done.exception() is not None:
+            session.taken.pop(action_id, None)
+
+    async def _end(self, session: Session) -> None:
+        running = [taken.task for taken in session.taken.values() if not taken.task.done()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._closed(session)
