@@ -1,0 +1,124 @@
+"""Text to token ids and back, such that no text can become a control token.
+
+Invariant: `encode_text` never yields a control id, whatever the text holds, and for a tokenizer without normalizer
+``decode(encode_text(text)) == text``. A tokenizer matches its added tokens inside any text, special or not, and options
+that disable this cover the special ones only. So every control literal is cut after its first character, the pieces are
+encoded apart and their ids joined: no piece holds a literal, and ids are never merged again.
+
+Example: "a<tool_call>b" is encoded as "a<" and "tool_call>b".
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from headrace.errors import ConfigError, InvariantViolated
+
+_PROBES = ("", "a", "12", " b", "\n", "<", "é✓", "\u0301")
+
+
+class TextCodec:
+    """A tokenizer whose markup and text are told apart by the caller, never by the text.
+
+    Attributes:
+        source: bytes of the tokenizer file.
+        controls: id of each control token by its literal: every added token, special or not.
+        control_ids: the same ids.
+        known_ids: every id that stands for something.
+        max_token_chars: length of the longest token; text of n characters needs at least n / max_token_chars tokens.
+    """
+
+    def __init__(self, source: bytes) -> None:
+        self.source = source
+        self._tokenizer = _open_tokenizer(source)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.controls = {token.content: token_id for token_id, token in sorted(added.items())}
+        self.control_ids = frozenset(self.controls.values())
+        self.known_ids = frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self.max_token_chars = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
+        literals = sorted(self.controls, key=lambda literal: (-len(literal), literal))
+        if not literals or min(map(len, literals)) < 2:
+            raise ConfigError(
+                f"control tokens {literals}: each needs two characters or more, else text cannot avoid it"
+            )
+        # A look-ahead finds overlapping literals too.
+        alternatives = "|".join(map(re.escape, literals))
+        self._literal = re.compile(f"(?={alternatives})")
+        self._check()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "TextCodec":
+        """The codec of `tokenizer.json` in the folder. Raises ConfigError when there is none that can be used."""
+        path = folder / "tokenizer.json"
+        try:
+            return cls(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; a folder with a tokenizer.json is needed") from error
+
+    def control(self, literal: str) -> int:
+        """Id of a control token. Raises ConfigError when the tokenizer has none of that name."""
+        if literal not in self.controls:
+            raise ConfigError(f"the tokenizer has no control token {literal!r}; it has {sorted(self.controls)}")
+        return self.controls[literal]
+
+    def encode_text(self, text: str) -> tuple[list[int], int]:
+        """Ids of the text as ordinary text, and the number of control literals in it.
+
+        Lone surrogates, which no encoding carries, become U+FFFD; paired ones the character that they stand for.
+
+        Raises:
+            InvariantViolated: when a control id came out all the same.
+        """
+        if not text.isascii():
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        cuts = [match.start() + 1 for match in self._literal.finditer(text)]
+        if not cuts:
+            ids = self._encode_piece(text)
+        else:
+            edges = [0, *cuts, len(text)]
+            ids = [i for start, stop in itertools.pairwise(edges) for i in self._encode_piece(text[start:stop])]
+        if not self.control_ids.isdisjoint(ids):
+            raise InvariantViolated(
+                f"text of {len(text)} characters was encoded with a control id; the tokenizer merges"
+            )
+        return ids, len(cuts)
+
+    def encode_markup(self, *parts: str | int) -> list[int]:
+        """Ids of template parts in order: a control id as it is, a string as ordinary text."""
+        ids: list[int] = []
+        for part in parts:
+            ids.extend([part] if isinstance(part, int) else self.encode_text(part)[0])
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, control tokens written out; bytes that are no UTF-8 become U+FFFD."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _encode_piece(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _check(self) -> None:
+        """Raises ConfigError unless pieces encoded apart read as the whole, control literals included."""
+        for left in (*_PROBES, *self.controls):
+            for right in _PROBES:
+                ids = self.encode_text(left)[0] + self.encode_text(right)[0]
+                if self.decode(ids) != left + right:
+                    raise ConfigError(
+                        f"tokenizer reads {left!r} and {right!r} back as {self.decode(ids)!r}; "
+                        "one that keeps pieces apart is needed, such as byte-level BPE without prefix space"
+                    )
+
+
+def _open_tokenizer(source: bytes) -> Tokenizer:
+    try:
+        json.loads(source)
+        tokenizer = Tokenizer.from_str(source.decode("utf-8"))
+    except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
+        raise ConfigError(f"tokenizer.json cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
