@@ -18,13 +18,13 @@ class Channel(asyncio.Protocol):
         last_heard_s: loop time of the last bytes received.
     """
 
-    def __init__(self, on_frame: Callable[[Frame], None]) -> None:
+    def __init__(self, on_frame: Callable[[Frame], None], max_frame_bytes: int) -> None:
         loop = asyncio.get_running_loop()
         self.broken: asyncio.Future[str] = loop.create_future()
         self.last_heard_s = loop.time()
         self._loop = loop
         self._on_frame = on_frame
-        self._reader = FrameReader()
+        self._reader = FrameReader(max_frame_bytes)
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()

@@ -7,6 +7,7 @@ that comes after its deadline is dropped and counted.
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import os
 import signal
@@ -19,11 +20,8 @@ from typing import Self
 
 from headrace.errors import Outcome, ProcessError
 from headrace.processes.channel import Channel
-from headrace.processes.frames import Frame, FrameError, Kind, encode_frame
+from headrace.processes.frames import MAX_FRAME_BYTES, Frame, FrameError, Kind, encode_frame
 from headrace.processes.output import OutputTail
-
-SILENCE_S = 30.0
-"""A child that has a call open and sends nothing, not even a heartbeat, for so long is lost."""
 
 EXIT_GRACE_S = 1.0
 """A child whose channel broke has so long to exit by itself, so that its own exit status is reported."""
@@ -35,6 +33,21 @@ MINIMAL_ENV: Mapping[str, str] = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG"
 """The whole environment of a child; nothing of the parent's is passed on unless it is named."""
 
 _starts = itertools.count(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChildOptions:
+    """How a child is watched.
+
+    Attributes:
+        silence_s: a child that has a call open and sends nothing, not even a heartbeat, for so long is lost.
+        max_frame_bytes: largest frame that is taken from it; a smaller one for a child that is not trusted.
+        log_path: file that everything it writes to its standard streams is appended to.
+    """
+
+    silence_s: float = 30.0
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    log_path: Path | None = None
 
 
 class _Stream:
@@ -54,21 +67,29 @@ class Child:
         pid: its process id.
         hello: payload of its first message.
         late_answers: answers dropped because their call had ended.
+        exit_status: exit status, or minus the signal; None while it lives.
+        is_killed_by_us: whether its parent killed it, for whatever reason.
+        cpu_s: CPU seconds of it and of the descendants that were waited for; 0.0 while it lives.
     """
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", output: OutputTail) -> None:
+    def __init__(
+        self, name: str, process: "subprocess.Popen[bytes]", output: OutputTail, options: ChildOptions
+    ) -> None:
         """Only `start` makes one."""
         self.name = name
         self.pid = process.pid
         self.incarnation = f"{name}-{process.pid}-{next(_starts)}-{time.time_ns():x}"
         self.hello = b""
         self.late_answers = 0
+        self.exit_status: int | None = None
+        self.is_killed_by_us = False
+        self.cpu_s = 0.0
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._process = process
         self._output = output
-        self._channel = Channel(self._on_frame)
-        self._silence_s = SILENCE_S
+        self._channel = Channel(self._on_frame, options.max_frame_bytes)
+        self._silence_s = options.silence_s
         self._greeted: asyncio.Future[bytes] = loop.create_future()
         self._lost: asyncio.Future[str] = loop.create_future()
         self._calls: dict[int, asyncio.Future[bytes] | _Stream] = {}
@@ -84,19 +105,18 @@ class Child:
         *,
         start_timeout_s: float,
         env: Mapping[str, str] | None = None,
-        silence_s: float = SILENCE_S,
-        log_path: Path | None = None,
+        options: ChildOptions = ChildOptions(),
     ) -> Self:
         """A child that has said hello.
 
         `argv` gets `--channel-fd N` appended. `env` is added to `MINIMAL_ENV`. What the child writes to its standard
-        streams is kept as a bounded tail for error messages, and whole in `log_path` if that is given.
+        streams is kept as a bounded tail for error messages.
 
         Raises:
             ProcessError: REJECTED when it could not be started, died first or did not say hello in time.
         """
         ours, theirs = socket.socketpair()
-        output = OutputTail(log_path)
+        output = OutputTail(options.log_path)
         try:
             # Not asyncio's own: that one starts a thread per child to wait for it. The spawn itself is a vfork.
             process = subprocess.Popen(  # noqa: ASYNC220
@@ -115,8 +135,7 @@ class Child:
         finally:
             theirs.close()
         output.watch()
-        child = cls(name, process, output)
-        child._silence_s = silence_s
+        child = cls(name, process, output, options)
         try:
             await child._loop.create_unix_connection(lambda: child._channel, sock=ours)
             child._supervisor = asyncio.create_task(child._supervise(), name=f"{name}: supervisor")
@@ -287,12 +306,13 @@ class Child:
         await asyncio.wait((exited, self._channel.broken), return_when=asyncio.FIRST_COMPLETED)
         if not exited.done():
             await asyncio.wait((exited,), timeout=EXIT_GRACE_S)
-            self._kill()
-            await exited
+            if not exited.done():
+                self._kill()
+                await exited
         # The leader is not reaped yet, so its group id cannot belong to anyone else: what it left behind goes too.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        status = self._process.wait()
+        status = self._reap()
         # What it sent before it died is still in the socket: an answer that arrived is an answer.
         await asyncio.wait((self._channel.broken,), timeout=EXIT_GRACE_S)
         await self._output.drained(timeout_s=EXIT_GRACE_S)
@@ -323,6 +343,13 @@ class Child:
         self._loop.add_reader(pidfd, on_exit)
         return exited
 
+    def _reap(self) -> int:
+        _, wait_status, usage = os.wait4(self.pid, 0)
+        self.cpu_s = usage.ru_utime + usage.ru_stime
+        # Popen must know, or it would wait for a process id that may be another's by then.
+        self._process.returncode = self.exit_status = os.waitstatus_to_exitcode(wait_status)
+        return self.exit_status
+
     def _reason(self, status: int) -> str:
         how = f"exit status {status}"
         if status < 0:
@@ -336,5 +363,6 @@ class Child:
 
     def _kill(self) -> None:
         # Not Popen.kill: that one reaps, and only the supervisor may.
-        if self._process.returncode is None:
+        if self.exit_status is None:
+            self.is_killed_by_us = True
             os.kill(self.pid, signal.SIGKILL)

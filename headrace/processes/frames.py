@@ -62,7 +62,8 @@ def encode_frame(frame: Frame) -> bytes:
 class FrameReader:
     """Cuts a byte stream into frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -73,8 +74,8 @@ class FrameReader:
         start = 0
         while len(buffer) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(buffer, start)
-            if size > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {size} bytes was announced; the bound is {MAX_FRAME_BYTES}")
+            if size > self._max_frame_bytes:
+                raise FrameError(f"a frame of {size} bytes was announced; the bound is {self._max_frame_bytes}")
             end = start + _LENGTH.size + size
             if len(buffer) < end:
                 break

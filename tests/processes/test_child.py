@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import Outcome, ProcessError
-from headrace.processes.child import Child
+from headrace.processes.child import Child, ChildOptions
 from headrace.processes.frames import MAX_FRAME_BYTES, Frame, FrameError, FrameReader, Kind, encode_frame
 
 HERE = Path(__file__).parent
@@ -35,6 +35,16 @@ def exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+async def readable(pidfd: int) -> None:
+    """Returns once the process is gone, whoever reaps it."""
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pidfd, gone.set)
+    await asyncio.wait_for(gone.wait(), 10.0)
+    loop.remove_reader(pidfd)
+    os.close(pidfd)
 
 
 def test_answers_are_matched_by_call_id_and_not_by_order() -> None:
@@ -111,6 +121,8 @@ def test_an_answer_sent_before_death_is_an_answer() -> None:
         child = await start()
         assert len(await child.call("exit", b"", timeout_s=TIMEOUT_S)) == 3_000_000
         assert "exit status 4" in await child.wait_lost()
+        assert (child.exit_status, child.is_killed_by_us) == (4, False)
+        assert child.cpu_s > 0
         await child.close()
 
     run(scenario())
@@ -145,7 +157,7 @@ def test_a_missed_deadline_is_lost_and_the_late_answer_is_dropped_and_counted() 
 
 def test_a_stopped_child_is_lost_after_silence_long_before_the_deadline() -> None:
     async def scenario() -> None:
-        child = await start(silence_s=0.3)
+        child = await start(options=ChildOptions(silence_s=0.3))
         with pytest.raises(ProcessError, match=r"silent for 0\.3 s"):
             await child.call("stop", b"", timeout_s=TIMEOUT_S)
         await child.close()
@@ -156,8 +168,19 @@ def test_a_stopped_child_is_lost_after_silence_long_before_the_deadline() -> Non
 
 def test_a_child_in_a_long_computation_is_not_taken_for_dead() -> None:
     async def scenario() -> None:
-        child = await start(silence_s=1.6)
+        child = await start(options=ChildOptions(silence_s=1.6))
         await child.call("compute", b"2.5", timeout_s=TIMEOUT_S)
+        await child.close()
+
+    run(scenario())
+
+
+def test_an_untrusted_child_has_a_smaller_frame_bound() -> None:
+    async def scenario() -> None:
+        child = await start(options=ChildOptions(max_frame_bytes=1_000))
+        assert len(await child.call("echo", bytes(900), timeout_s=TIMEOUT_S)) == 900
+        with pytest.raises(ProcessError, match="the bound is 1000"):
+            await child.call("echo", bytes(2_000), timeout_s=TIMEOUT_S)
         await child.close()
 
     run(scenario())
@@ -199,17 +222,18 @@ def test_closing_reaps_the_child_and_what_it_started() -> None:
     async def scenario() -> None:
         child = await start()
         descendant = int(await child.call("descendant", b"", timeout_s=TIMEOUT_S))
+        pidfd = os.pidfd_open(descendant)
         await child.close()
         await child.close()
         assert not exists(child.pid)
-        assert not exists(descendant)
+        await readable(pidfd)
 
     run(scenario())
 
 
 def test_output_is_kept_as_a_bounded_tail_and_whole_in_the_log(tmp_path: Path) -> None:
     async def scenario() -> None:
-        child = await start(log_path=tmp_path / "child.log")
+        child = await start(options=ChildOptions(log_path=tmp_path / "child.log"))
         await child.call("say", b"x" * 200_000 + b"the end", timeout_s=TIMEOUT_S)
         await child.close()
         reason = await child.wait_lost()
@@ -241,13 +265,9 @@ def test_a_busy_child_dies_with_its_parent() -> None:
         assert parent.stdout is not None
         pid = int(await parent.stdout.readline())
         pidfd = os.pidfd_open(pid)
-        gone = asyncio.Event()
-        asyncio.get_running_loop().add_reader(pidfd, gone.set)
         parent.kill()
         await parent.wait()
-        await asyncio.wait_for(gone.wait(), 10.0)
-        asyncio.get_running_loop().remove_reader(pidfd)
-        os.close(pidfd)
+        await readable(pidfd)
 
     run(scenario())
 
