@@ -1,0 +1,386 @@
+"""The joins that the folds share: groups, transcripts and updates by name, each with the times of its life.
+
+Invariant: a field is None until an event or a sealed row said it; nothing is inferred from absence.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from headrace.config import Config
+from headrace.errors import IntegrityError
+from headrace.records.batch import (
+    BatchPlan,
+    BatchPlanned,
+    BatchRow,
+    BatchSelected,
+    GroupAdmitted,
+    GroupClosed,
+    GroupRejected,
+    MemberResult,
+)
+from headrace.records.events import Event
+from headrace.records.execution import ExecutionStatus
+from headrace.records.ids import Address, EpisodeId, GroupId, PolicyRef
+from headrace.records.reward import RewardRule, reward_of
+from headrace.records.run import RunEnded, RunStarted
+from headrace.records.segment import Origin
+from headrace.records.task import Task, TaskDrawn
+from headrace.records.terminal import Limit
+from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
+from headrace.records.update import (
+    BatchScored,
+    CanaryChecked,
+    UpdateCompleted,
+    UpdateResult,
+    WeightsActivated,
+    WeightsCommitted,
+    WeightsPrepared,
+)
+from headrace.records.verdict import Scored, Unscored, UnscoredCause, Verdict, VerdictSealed
+
+Read = Callable[[Address], bytes]
+"""Bytes of a sealed row; raises KeyError when there is none."""
+
+END_OF_RUN = "run ended"
+"""Reason under which the control plane closes whatever is open at the end: no rule rejected it."""
+
+T = TypeVar("T")
+
+
+class Fold(Protocol):
+    """Takes events in order."""
+
+    def observe(self, event: Event) -> None:
+        """Takes the next event."""
+        ...
+
+
+def fold(events: Iterable[Event], folds: Iterable[Fold]) -> None:
+    """Feeds every event to every fold, in the order given; the index goes first."""
+    chosen = tuple(folds)
+    for event in events:
+        for item in chosen:
+            item.observe(event)
+
+
+def read_record(read: Read, address: Address, kind: type[T]) -> T:
+    """The record of a sealed row.
+
+    Raises:
+        KeyError: when there is no such row.
+        IntegrityError: when the bytes are no record of that kind.
+    """
+    try:
+        return msgspec.msgpack.decode(read(address), type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise IntegrityError(f"row {address} is no {kind.__name__}: {error}") from error
+
+
+@dataclasses.dataclass
+class GroupLife:
+    """One group as far as the log tells."""
+
+    id: GroupId
+    family: str = ""
+    difficulty: str = ""
+    task: Address | None = None
+    drawn_ns: int | None = None
+    admitted_ns: int | None = None
+    closed_ns: int | None = None
+    members: tuple[MemberResult, ...] = ()
+    rejected_ns: int | None = None
+    rejection: GroupRejected | None = None
+    selected_ns: int | None = None
+    update: int | None = None
+    trained_ns: int | None = None
+
+    @property
+    def fate(self) -> str:
+        """`trained`, `filtered`, `abandoned` or `open`."""
+        if self.trained_ns is not None:
+            return "trained"
+        return self.rejection.state if self.rejection else "open"
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """Of its members; None where absent."""
+        return tuple(member.reward for member in self.members)
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it closed with enough rewards to train on."""
+        if self.closed_ns is None:
+            return False
+        refused = self.rejection is not None and self.rejection.state == "abandoned"
+        return not refused or (self.rejection is not None and self.rejection.reason == END_OF_RUN)
+
+
+@dataclasses.dataclass
+class TranscriptLife:
+    """One sealed transcript with its side record and the verdict that counts."""
+
+    episode: EpisodeId
+    sealed: TranscriptSealed
+    sealed_ns: int
+    started_ns: int | None
+    side: SideRecord
+    limits_hit: tuple[Limit, ...]
+    statuses: tuple[tuple[ExecutionStatus, int], ...]
+    malformed_turns: int
+    verdict_ns: int | None = None
+    num_scored: int = 0
+    reward: float | None = None
+    cause: UnscoredCause | None = None
+
+
+@dataclasses.dataclass
+class UpdateLife:
+    """One update from selection to publication."""
+
+    update: int
+    groups: tuple[GroupId, ...] = ()
+    selected_ns: int | None = None
+    scored: BatchScored | None = None
+    planned: BatchPlanned | None = None
+    rows: tuple[BatchRow, ...] = ()
+    completed_ns: int | None = None
+    result: UpdateResult | None = None
+
+
+@dataclasses.dataclass
+class VersionLife:
+    """One committed version."""
+
+    policy: PolicyRef
+    committed_ns: int
+    kl_to_previous: float | None
+    update: int | None
+    canary: CanaryChecked | None
+    load_s: float | None
+    activated_ns: int | None = None
+    pause_s: float | None = None
+    rebuilt_tokens: int | None = None
+
+
+class RunIndex:
+    """Groups, transcripts, updates and versions of one run.
+
+    Args:
+        read: bytes of a sealed row.
+
+    Attributes:
+        started: the first start of the run.
+        ended: its end, if it came that far.
+        config: the effective configuration.
+        start_ns: time of the first event.
+        now_ns: time of the newest event.
+        groups: by id, in order of appearance.
+        transcripts: by address, in order of sealing.
+        updates: by number.
+        versions: by reference, in order of commit.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._episodes: dict[EpisodeId, int] = {}
+        self._made: dict[int, int] = {}
+        self._canaries: dict[PolicyRef, CanaryChecked] = {}
+        self._loads: dict[PolicyRef, float] = {}
+        self._tasks: dict[Address, Task] = {}
+        self._rule = RewardRule.MEAN
+        self.started: RunStarted | None = None
+        self.ended: RunEnded | None = None
+        self.config: Config | None = None
+        self.starts = 0
+        self.start_ns: int | None = None
+        self.now_ns = 0
+        self.groups: dict[GroupId, GroupLife] = {}
+        self.transcripts: dict[Address, TranscriptLife] = {}
+        self.updates: dict[int, UpdateLife] = {}
+        self.versions: dict[PolicyRef, VersionLife] = {}
+
+    @property
+    def wall_ns(self) -> int:
+        """Time from the first event to the newest."""
+        return self.now_ns - (self.start_ns or 0)
+
+    @property
+    def success_bound(self) -> float:
+        """Reward that counts as success."""
+        return 1.0 if self.config is None else self.config.evaluation.success_bound
+
+    def read_task(self, address: Address) -> Task:
+        """The task of an address. Raises KeyError, IntegrityError."""
+        if address not in self._tasks:
+            self._tasks[address] = read_record(self._read, address, Task)
+        return self._tasks[address]
+
+    def trained_groups(self) -> list[GroupLife]:
+        """Groups that trained, in the order of the batches."""
+        return [
+            self.groups[group]
+            for life in self.updates.values()
+            for group in life.groups
+            if self.groups[group].trained_ns is not None
+        ]
+
+    def group_of(self, transcript: TranscriptLife) -> GroupLife:
+        """The group of a transcript."""
+        return self.groups[transcript.episode.group]
+
+    def observe(self, event: Event) -> None:
+        """Takes the next event."""
+        if self.start_ns is None:
+            self.start_ns = event.t_ns
+        self.now_ns = max(self.now_ns, event.t_ns)
+        self._observe_run(event)
+        self._observe_group(event)
+        self._observe_episode(event)
+        self._observe_update(event)
+
+    def _observe_run(self, event: Event) -> None:
+        match event.payload:
+            case RunStarted():
+                self.starts += 1
+                self.started = self.started or event.payload
+                self.config = read_record(self._read, event.payload.config, Config)
+                self._rule = RewardRule(self.config.algorithm.reward_rule)
+            case RunEnded():
+                self.ended = event.payload
+            case _:
+                pass
+
+    def _observe_group(self, event: Event) -> None:
+        match event.payload:
+            case TaskDrawn(task=task, family=family, difficulty=difficulty):
+                group = self._group(GroupId.parse(event.key))
+                group.task, group.family, group.difficulty = task, family, difficulty
+                group.drawn_ns = event.t_ns
+            case GroupAdmitted():
+                self._group(GroupId.parse(event.key)).admitted_ns = event.t_ns
+            case GroupClosed(members=members):
+                group = self._group(GroupId.parse(event.key))
+                group.closed_ns, group.members = event.t_ns, members
+            case GroupRejected():
+                group = self._group(GroupId.parse(event.key))
+                group.rejected_ns, group.rejection = event.t_ns, event.payload
+            case BatchSelected(update=update, groups=groups):
+                life = self._update(update)
+                life.groups, life.selected_ns = groups, event.t_ns
+                for group_id in groups:
+                    group = self._group(group_id)
+                    group.selected_ns, group.update = event.t_ns, update
+            case _:
+                pass
+
+    def _observe_episode(self, event: Event) -> None:
+        match event.payload:
+            case EpisodeStarted(task=address):
+                episode = EpisodeId.parse(event.key)
+                self._episodes[episode] = event.t_ns
+                group = self._group(episode.group)
+                if group.task is None:
+                    task = self.read_task(address)
+                    group.task, group.family, group.difficulty = address, task.family, task.difficulty
+            case TranscriptSealed():
+                self._seal(EpisodeId.parse(event.key), event.payload, event.t_ns)
+            case VerdictSealed():
+                self._judge(event.payload, event.t_ns)
+            case _:
+                pass
+
+    def _observe_update(self, event: Event) -> None:
+        match event.payload:
+            case BatchScored(update=update):
+                self._update(update).scored = event.payload
+            case BatchPlanned(update=update, plan=plan):
+                life = self._update(update)
+                life.planned, life.groups = event.payload, event.payload.groups
+                life.rows = read_record(self._read, plan, BatchPlan).rows
+            case UpdateCompleted(result=result):
+                life = self._update(result.update)
+                life.completed_ns, life.result = event.t_ns, result
+                self._made[result.version] = result.update
+            case CanaryChecked(policy=policy):
+                self._canaries[policy] = event.payload
+            case WeightsPrepared(policy=policy, load_s=load_s):
+                self._loads[policy] = load_s
+            case WeightsCommitted():
+                self._commit(event.payload, event.t_ns)
+            case WeightsActivated(policy=policy, pause_s=pause_s, rebuilt_tokens=rebuilt):
+                version = self.versions.get(policy)
+                if version is not None:
+                    version.activated_ns = event.t_ns
+                    version.pause_s = max(version.pause_s or 0.0, pause_s)
+                    version.rebuilt_tokens = (version.rebuilt_tokens or 0) + rebuilt
+            case _:
+                pass
+
+    def _commit(self, committed: WeightsCommitted, t_ns: int) -> None:
+        """The version exists; the groups of the update that made it are trained from here on."""
+        policy = committed.policy
+        update = self._made.get(policy.version)
+        self.versions[policy] = VersionLife(
+            policy,
+            t_ns,
+            committed.kl_to_previous,
+            update,
+            self._canaries.pop(policy, None),
+            self._loads.pop(policy, None),
+        )
+        if update is not None:
+            for group in self.updates[update].groups:
+                self.groups[group].trained_ns = t_ns
+
+    def _seal(self, episode: EpisodeId, sealed: TranscriptSealed, t_ns: int) -> None:
+        transcript = read_record(self._read, sealed.transcript, Transcript)
+        statuses = Counter(outcome.status for outcome in transcript.actions)
+        self.transcripts[sealed.transcript] = TranscriptLife(
+            episode=episode,
+            sealed=sealed,
+            sealed_ns=t_ns,
+            started_ns=self._episodes.get(episode),
+            side=read_record(self._read, sealed.side, SideRecord),
+            limits_hit=transcript.limits_hit,
+            statuses=tuple(sorted(statuses.items(), key=lambda item: item[0].value)),
+            malformed_turns=_malformed_turns(transcript),
+        )
+
+    def _judge(self, sealed: VerdictSealed, t_ns: int) -> None:
+        """The first scored verdict counts; without one, the last cause does."""
+        life = self.transcripts.get(sealed.transcript)
+        if life is None:
+            return
+        verdict = read_record(self._read, sealed.verdict, Verdict)
+        match verdict.outcome:
+            case Scored():
+                life.num_scored += 1
+                if life.num_scored == 1:
+                    life.verdict_ns, life.cause = t_ns, None
+                    life.reward = reward_of(verdict, self._rule)
+            case Unscored(cause=cause):
+                if life.num_scored == 0:
+                    life.verdict_ns, life.cause = t_ns, cause
+
+    def _group(self, group: GroupId) -> GroupLife:
+        return self.groups.setdefault(group, GroupLife(group))
+
+    def _update(self, update: int) -> UpdateLife:
+        return self.updates.setdefault(update, UpdateLife(update))
+
+
+def _malformed_turns(transcript: Transcript) -> int:
+    """Policy turns that could not be read: observations after the first turn that answer no action."""
+    answered = {(outcome.path, outcome.segment) for outcome in transcript.actions}
+    count = 0
+    for index, path in enumerate(transcript.paths):
+        has_sampled = path.parent is not None
+        for position, segment in enumerate(path.segments):
+            has_sampled = has_sampled or segment.origin is Origin.POLICY
+            is_observation = has_sampled and segment.origin is Origin.ENVIRONMENT
+            count += is_observation and (index, position) not in answered
+    return count

@@ -1,0 +1,313 @@
+"""Figures against logs whose answers are known by hand."""
+
+import math
+
+import pytest
+from event_logs import POLICY, Log, episode_id, make_task
+
+from headrace.records.evaluation import EvaluationCompleted, StratumScore
+from headrace.records.execution import ExecutionStatus
+from headrace.records.ids import PolicyRef
+from headrace.records.run import WeightsHeld, WorkerState
+from headrace.records.terminal import Failure, InfraError, Limit, Success, Truncated
+from headrace.records.verdict import VerdictDisputed
+from headrace.reporting.folds.funnel import Funnel
+from headrace.reporting.report import RunReport, encode_report, report_run
+
+
+def report_of(log: Log) -> RunReport:
+    return report_run(log.events, log.read)
+
+
+def stage(funnel: Funnel, name: str, purpose: str = "train") -> int:
+    (found,) = [item.counts[purpose] for item in funnel.stages if item.stage == name]
+    return found
+
+
+def outcome(funnel: Funnel, name: str, reason: str, purpose: str = "train") -> int:
+    found = [item.counts[purpose] for item in funnel.outcomes if (item.stage, item.reason) == (name, reason)]
+    return found[0] if found else 0
+
+
+def two_updates() -> Log:
+    """Groups 0 (easy; 1, 0) and 1 (hard; 1, absent, 1, 0) train; group 2 is filtered; 3 is open at the end."""
+    log = Log(cores=2.0)
+    log.worker(0.0, "trainer", WorkerState.IDLE)
+    log.commit(1.0, 0)
+    first = log.group(1.0, 3.0, 0, (1.0, 0.0))
+    log.update(4.0, 5.0, 6.0, 1, {0: first}, ess=0.5)
+    second = log.group(6.0, 10.0, 1, (1.0, None, 1.0, 0.0), "hard", version=1)
+    log.group(6.0, 10.0, 2, (1.0, 1.0), "hard")
+    log.reject(10.0, 2, "stale: lag 3 > 2", difficulty="hard")
+    log.draw(10.0, 3)
+    log.update(12.0, 14.0, 16.0, 2, {1: second}, ess=0.9, lag=2)
+    log.end(36.0)
+    return log
+
+
+def test_every_stage_of_the_funnel_is_counted_and_every_drawn_task_is_somewhere():
+    log = two_updates()
+    funnel = report_of(log).funnel
+    assert [stage(funnel, name) for name in ("tasks drawn", "groups admitted", "groups closed")] == [4, 4, 3]
+    assert stage(funnel, "episodes started") == stage(funnel, "transcripts sealed") == 8
+    assert stage(funnel, "policy turns") == 8
+    assert stage(funnel, "transcripts scored") == 7
+    assert stage(funnel, "groups trained") == 2
+    assert stage(funnel, "trajectories trained") == 5
+    assert outcome(funnel, "group", "filtered: stale: lag 3 > 2") == 1
+    assert outcome(funnel, "group", "open") == 1
+    assert outcome(funnel, "verdict", "absent: grader_crash") == 1
+    frontier = funnel.frontier
+    assert (frontier.drawn, frontier.trained, frontier.filtered, frontier.abandoned, frontier.open) == (4, 2, 1, 0, 1)
+    assert funnel.is_conserved
+
+
+def test_an_absent_reward_is_counted_apart_from_zero_and_is_in_no_mean():
+    report = report_of(two_updates())
+    assert outcome(report.funnel, "group member", "reward absent") == 1
+    assert outcome(report.funnel, "group member", "reward 0") == 2
+    hard = next(row for row in report.strata.difficulty if row.stratum == "hard")
+    assert hard.absent_rewards == 1
+    assert hard.mean_reward == pytest.approx(4 / 5)
+
+
+def test_calls_cuts_control_literals_malformed_turns_and_limits_are_counted():
+    log = Log()
+    log.commit(0.0, 0)
+    task = log.draw(0.0, 0)
+    episode = episode_id(0, 0)
+    log.start(0.0, episode, task)
+    log.turn(1.0, episode, 0)
+    action = log.call(1.0, 0.5, episode)
+    log.seal(
+        2.0,
+        episode,
+        task,
+        terminal=Truncated(Limit.TURNS),
+        actions=[(action, ExecutionStatus.TIMEOUT)],
+        malformed=3,
+    )
+    log.start(2.0, episode_id(0, 1), task)
+    log.seal(3.0, episode_id(0, 1), task, terminal=InfraError("inference", "gone"))
+    log.start(3.0, episode_id(0, 1, 1), task)
+    report = report_of(log)
+    funnel = report.funnel
+    assert stage(funnel, "tool calls intended") == stage(funnel, "tool calls committed") == 1
+    assert outcome(funnel, "observation", "cut to its budget") == 1
+    assert outcome(funnel, "observation", "control literals neutralised") == 2
+    assert outcome(funnel, "turn", "malformed, shown to the policy") == 3
+    assert outcome(funnel, "call", "timeout") == 1
+    assert outcome(funnel, "terminal", "truncated:turns") == 1
+    assert outcome(funnel, "episode", "new attempt after an infrastructure failure") == 1
+    found = {(item.kind, item.name): item.count for item in report.limits.counts}
+    assert found == {("budget", "turns"): 1, ("tool", "timeout"): 1, ("boundary", "inference"): 1}
+
+
+def test_information_of_two_groups_equals_the_sum_done_by_hand():
+    """v = 2 for (1, 0) with n = 2 and ESS 0.5; v = 4/3 for (1, 1, 0) with n = 3 and ESS 0.9; 36 s on 2 cores."""
+    info = report_of(two_updates()).information
+    easy, hard = 2.0 * 2 * 0.5, 4 / 3 * 3 * 0.9
+    assert info.total == pytest.approx(easy + hard)
+    assert info.per_hour == pytest.approx((easy + hard) * 100)
+    (cores,) = info.resources
+    assert cores.hours == pytest.approx(2 * 36 / 3600)
+    assert cores.information_per_hour == pytest.approx((easy + hard) * 50)
+    rows = {row.difficulty: row for row in info.strata}
+    assert rows["easy"].retention == pytest.approx(0.5)
+    assert rows["hard"].retention == pytest.approx(0.9)
+    assert info.environment_cpu_s == pytest.approx(8 * 0.25)
+    assert [point.update for point in info.curve] == [1, 2]
+
+
+def test_a_task_that_trains_twice_counts_once():
+    log = Log()
+    log.commit(0.0, 0)
+    task = make_task(0)
+    first = log.group(0.0, 1.0, 0, (1.0, 0.0), task=task)
+    log.update(1.0, 2.0, 3.0, 1, {0: first})
+    second = log.group(3.0, 4.0, 1, (1.0, 0.0), task=task, version=1)
+    log.update(4.0, 5.0, 6.0, 2, {1: second})
+    info = report_of(log).information
+    assert info.total == pytest.approx(4.0)
+    assert info.duplicate_groups == 1
+
+
+def test_disputed_verdicts_discount_the_information_and_none_leave_it_whole():
+    log = two_updates()
+    assert report_of(log).information.strata[0].flip_rate is None
+    assert report_of(log).information.strata[0].kappa == 1.0
+    address = next(e.payload.transcript for e in log.events if e.kind == "transcript_sealed" and e.key == "train.0.0.0")
+    before = report_of(log).information.strata[0].trained
+    for number in range(1, 10):
+        log.judge(30.0, address, 1.0, try_number=number)
+    log.add(31.0, VerdictDisputed(address, address, make_task(9).address), "disputed")
+    info = report_of(log).information
+    assert (info.regrades, info.disputes) == (10, 1)
+    assert info.strata[0].flip_rate == pytest.approx(0.1)
+    assert info.strata[0].trained == pytest.approx(before * 0.64)
+
+
+def test_information_of_a_batch_without_an_effective_sample_size_is_left_out_and_counted():
+    log = two_updates()
+    log.events = [event for event in log.events if not (event.kind == "batch_scored" and event.key == "1")]
+    info = report_of(log).information
+    assert info.unweighted_groups == 1
+    assert info.total == pytest.approx(4 / 3 * 3 * 0.9)
+
+
+def test_lag_span_weights_mismatch_and_canary_stand_beside_each_update():
+    report = report_of(two_updates()).updates
+    last = report.updates[-1]
+    assert (last.oldest_lag, last.mean_lag, last.max_span, last.ess_fraction) == (2, 1.0, 0, 0.9)
+    assert (last.mismatch, last.canary, last.kl_to_previous) == (3e-6, 2e-6, 1e-3)
+    assert (last.train_s, last.publish_s, last.compute_s) == (2.0, 2.0, 0.25)
+    assert (report.largest_lag, report.smallest_ess) == (2, 0.5)
+
+
+def test_rates_backlog_and_starvation_follow_from_selection_and_activation():
+    """Trainer at work from 4 to 6 and from 12 to 16, served from 1 to 16: busy 6 of 15 seconds; 2 groups in 6 s."""
+    flow = report_of(two_updates()).flow
+    assert flow.trainer_busy_s == pytest.approx(6.0)
+    assert flow.trainer_capacity == pytest.approx(2 / 6)
+    assert flow.starvation == pytest.approx(1 - 6 / 15)
+    assert flow.arrival_rate == pytest.approx(3 / 36)
+    assert flow.trained_tokens == 5 * 4
+    assert flow.generated_tokens == 8 * 4
+    assert flow.environment_share == pytest.approx(2.0 / (36 * 2))
+
+
+def test_littles_law_holds_where_everything_that_enters_also_leaves():
+    """Ten updates; group i is ready for 1 s out of every 2: L = 1/2, lambda = 1/2 per s, W = 1 s."""
+    log = Log(updates=10)
+    log.commit(0.0, 0)
+    for i in range(10):
+        members = log.group(2.0 * i, 2.0 * i + 0.5, i, (1.0, 0.0), version=i)
+        log.update(2.0 * i + 1.5, 2.0 * i + 1.7, 2.0 * i + 1.9, i + 1, {i: members})
+    log.end(20.0)
+    stages = report_of(log).stages
+    assert stages.window_s == (1.9, 19.9)
+    ready = next(item for item in stages.little if item.stage == "ready queue")
+    assert ready.is_stationary
+    assert ready.measured == pytest.approx(0.5)
+    assert ready.mean_wait_s == pytest.approx(1.0)
+    assert ready.residual == pytest.approx(0.0, abs=1e-9)
+    assert [(age.p50_s, age.p95_s) for age in stages.queue_ages] == [(1.0, 1.0)] * 10
+
+
+def test_a_stage_that_fills_up_is_marked_not_stationary():
+    log = Log()
+    log.commit(0.0, 0)
+    for i in range(40):
+        log.group(float(i), i + 1.0, i, (1.0, 0.0))
+    log.end(50.0)
+    ready = next(item for item in report_of(log).stages.little if item.stage == "ready queue")
+    assert (ready.arrivals, ready.departures) == (40, 0)
+    assert not ready.is_stationary
+    assert ready.expected is None
+    assert ready.residual is None
+    assert ready.measured == pytest.approx(sum(50 - (i + 1) for i in range(40)) / 50)
+
+
+def test_waits_are_taken_from_turns_calls_gradings_and_groups():
+    log = Log()
+    log.commit(0.0, 0)
+    task, episode = log.draw(0.0, 0), episode_id(0, 0)
+    log.start(0.0, episode, task)
+    log.turn(3.0, episode, 0, wait_s=1.0, generate_s=2.0)
+    action = log.call(3.0, 0.5, episode)
+    transcript = log.seal(4.0, episode, task, actions=[(action, ExecutionStatus.OK)])
+    log.judge(4.25, transcript, None)
+    log.judge(5.0, transcript, 1.0, try_number=1)
+    waits = {item.stage: item for item in report_of(log).stages.waits}
+    assert waits["engine slot"].mean_s == pytest.approx(1.0)
+    assert waits["generation"].mean_s == pytest.approx(2.0)
+    assert waits["tool"].mean_s == pytest.approx(0.5)
+    assert waits["grading"].left == 2
+    assert waits["grading"].total_s == pytest.approx(1.0)
+    assert waits["training"].mean_s is None
+
+
+def test_the_states_of_a_worker_sum_to_wall_time_to_the_nanosecond():
+    log = Log()
+    log.worker(0.1, "engine", WorkerState.IDLE)
+    log.worker(1 / 3, "engine", WorkerState.BUSY)
+    log.worker(2 / 3, "engine", WorkerState.SYNC)
+    log.worker(math.pi, "engine", WorkerState.IDLE)
+    log.end(10.0)
+    (engine,) = report_of(log).workers.workers
+    assert engine.sums_to_wall
+    assert sum(engine.states_ns.values()) == 10_000_000_000
+    assert engine.states_ns["unreported"] == 100_000_000
+    assert engine.states_ns["busy"] == round(2 / 3 * 1e9) - round(1 / 3 * 1e9)
+
+
+def test_copies_of_weights_are_listed_once_each():
+    log = Log()
+    for _ in range(2):
+        log.add(0.0, WeightsHeld("policy in the engine", POLICY, "engine", "cpu", 100), "engine/policy")
+        log.add(0.0, WeightsHeld("optimizer state", POLICY, "trainer", "cpu", 200), "trainer/optimizer")
+    workers = report_of(log).workers
+    assert len(workers.copies) == 2
+    assert workers.weights_bytes == 300
+
+
+def test_claims_that_the_verdict_contradicts_are_counted_and_absent_verdicts_are_not():
+    log = Log()
+    log.commit(0.0, 0)
+    cases = ((Success(), 1.0), (Success(), 0.0), (Failure("x"), 1.0), (Failure("x"), 0.0), (Success(), None))
+    for member, (terminal, score) in enumerate(cases):
+        episode, task = episode_id(0, member, purpose="eval"), make_task(0)
+        log.start(1.0, episode, task, pin=0)
+        log.judge(2.0, log.seal(2.0, episode, task, terminal=terminal), score)
+    found = report_of(log).claims
+    assert (found.compared, found.disagreements, found.rate) == (4, 2, 0.5)
+    assert next(row for row in found.rows if row.claim == "success").absent == 1
+
+
+def test_held_out_rounds_have_intervals_and_an_ungraded_round_has_no_rate():
+    log = Log()
+    strata = (StratumScore("sums", "easy", 6, 6), StratumScore("sums", "hard", 4, 2))
+    log.add(1.0, EvaluationCompleted(PolicyRef(POLICY, 0), 1.0, 10, 8, 0, strata, 0.5), "0/1.0")
+    log.add(2.0, EvaluationCompleted(PolicyRef(POLICY, 1), 1.0, 0, 0, 10, (), 0.5), "1/1.0")
+    graded, ungraded = report_of(log).held_out.rounds
+    assert graded.overall.rate == 0.8
+    assert (graded.overall.low, graded.overall.high) == (pytest.approx(0.490, abs=5e-4), pytest.approx(0.943, abs=5e-4))
+    assert [(item.name, item.rate.rate) for item in graded.difficulties] == [("easy", 1.0), ("hard", 0.5)]
+    assert ungraded.overall.rate is None
+    assert ungraded.unscored == 10
+
+
+def test_a_stratum_that_trains_behind_its_turn_drifts_and_drifts_sum_to_zero():
+    log = Log(updates=4)
+    log.commit(0.0, 0)
+    groups = {i: log.group(0.0, 1.0, i, (1.0, 0.0), "hard" if i == 0 else "easy") for i in range(4)}
+    for update, ordinal in enumerate((1, 2, 3, 0), start=1):
+        log.update(update, update + 0.2, update + 0.4, update, {ordinal: groups[ordinal]})
+    found = {row.difficulty: row for row in report_of(log).order.strata}
+    assert (found["hard"].mean_drift, found["easy"].mean_drift) == (3.0, -1.0)
+    assert found["hard"].drawn_share == found["hard"].trained_share == 0.25
+
+
+def test_groups_closed_by_the_end_of_the_run_are_in_no_share_and_not_on_offer():
+    log = two_updates()
+    log.events.pop()
+    log.reject(36.0, 3, "run ended", state="abandoned")
+    log.end(36.0)
+    report = report_of(log)
+    easy = next(row for row in report.strata.difficulty if row.stratum == "easy")
+    assert (easy.drawn, easy.trained, easy.abandoned, easy.cut_off, easy.trained_share) == (2, 1, 0, 1, 1.0)
+    assert report.information.unknown_groups == 0
+    assert report.funnel.frontier.abandoned == 1
+
+
+def test_an_unfinished_log_gives_a_report_at_every_event():
+    log = two_updates()
+    for stop in range(len(log.events) + 1):
+        report = report_run(log.events[:stop], log.read)
+        assert report.funnel.is_conserved
+        assert all(worker.sums_to_wall for worker in report.workers.workers)
+
+
+def test_the_same_log_gives_the_same_report_byte_for_byte():
+    log = two_updates()
+    assert encode_report(report_of(log)) == encode_report(report_of(log))
