@@ -1,1 +1,1 @@
-"""TODO-docstring."""
+"""The trainer: sealed transcripts and a plan in, one optimizer step and weights under their address out (torch)."""

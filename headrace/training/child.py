@@ -1,0 +1,135 @@
+"""The trainer in a child process: both ends of its calls.
+
+Invariant: what crosses is msgpack of records and bytes of arrays, never pickle; an error arrives with the outcome that the
+child knew, and a child that dies or does not answer in time is a lost call.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.errors import BoundaryError, HeadraceError, Outcome, ProcessError, TrainerError
+from headrace.processes.child import Child
+from headrace.processes.serve import ParentGone, Server
+from headrace.records.arrays import Int32Bytes, IntArray, as_int32, int32_bytes
+from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.ids import Address, PolicyId
+from headrace.records.update import CanaryScore, RowScore, UpdateResult
+from headrace.training.core import TrainerCore
+
+
+class TrainerHello(msgspec.Struct, frozen=True):
+    """First message of a trainer's child: what it holds.
+
+    Attributes:
+        policy_id: whose weights.
+        version: number of updates behind them.
+        weights: their address; the file lies in the store.
+    """
+
+    policy_id: PolicyId
+    version: int
+    weights: Address
+
+
+class ScoreCall(msgspec.Struct, frozen=True):
+    """Arguments of `score`.
+
+    Attributes:
+        rows: what to score.
+        version: version that the caller believes the trainer to hold.
+    """
+
+    rows: tuple[BatchRow, ...]
+    version: int
+
+
+class CanaryCall(msgspec.Struct, frozen=True):
+    """Arguments of `canary`.
+
+    Attributes:
+        ids: the sequences.
+    """
+
+    ids: tuple[Int32Bytes, ...]
+
+
+def hello_of(core: TrainerCore) -> bytes:
+    """The hello of a child that holds this core; stores its weights."""
+    return msgspec.msgpack.encode(TrainerHello(core.policy_id, core.version, core.export()))
+
+
+def serve_trainer(core: TrainerCore, server: Server) -> None:
+    """Answers calls one after another until the parent is gone."""
+    while True:
+        try:
+            calls = server.poll(None)
+        except ParentGone:
+            return
+        for call in calls:
+            try:
+                answer = _answer(core, call.method, call.payload)
+            except BoundaryError as error:
+                end = server.reject if error.outcome is Outcome.REJECTED else server.fail
+                end(call.call_id, str(error))
+            except (HeadraceError, msgspec.DecodeError, OSError) as error:
+                server.fail(call.call_id, f"{type(error).__name__}: {error}")
+            else:
+                server.reply(call.call_id, answer)
+
+
+def _answer(core: TrainerCore, method: str, payload: bytes) -> bytes:
+    result: object
+    match method:
+        case "score":
+            scored = msgspec.msgpack.decode(payload, type=ScoreCall)
+            result = core.score(scored.rows, scored.version)
+        case "update":
+            result = core.update(msgspec.msgpack.decode(payload, type=BatchPlan))
+        case "canary":
+            result = core.canary([as_int32(ids) for ids in msgspec.msgpack.decode(payload, type=CanaryCall).ids])
+        case "export":
+            result = core.export()
+        case _:
+            raise TrainerError(f"a trainer has no method {method!r}", Outcome.REJECTED)
+    return msgspec.msgpack.encode(result)
+
+
+class ChildTrainer:
+    """Implements `ports.Trainer` on top of a child that runs `serve_trainer`.
+
+    Attributes:
+        hello: what the child held when it started.
+    """
+
+    def __init__(self, child: Child) -> None:
+        """Wraps a child that has said hello. Raises TrainerError REJECTED when that is no trainer's hello."""
+        self._child = child
+        try:
+            self.hello = msgspec.msgpack.decode(child.hello, type=TrainerHello)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise TrainerError(f"{child.name}: its hello is not a trainer's: {error}", Outcome.REJECTED) from error
+
+    async def score(self, rows: Sequence[BatchRow], version: int, timeout_s: float) -> list[RowScore]:
+        return await self._call("score", ScoreCall(tuple(rows), version), timeout_s, list[RowScore])
+
+    async def update(self, plan: BatchPlan, timeout_s: float) -> UpdateResult:
+        return await self._call("update", plan, timeout_s, UpdateResult)
+
+    async def canary(self, ids: Sequence[IntArray], timeout_s: float) -> CanaryScore:
+        call = CanaryCall(tuple(int32_bytes(sequence) for sequence in ids))
+        return await self._call("canary", call, timeout_s, CanaryScore)
+
+    async def export(self, timeout_s: float) -> Address:
+        """Address of the present weights, which now lie in the store."""
+        return Address(await self._call("export", None, timeout_s, str))
+
+    async def _call(self, method: str, argument: object, timeout_s: float, kind: Any) -> Any:
+        try:
+            data = await self._child.call(method, msgspec.msgpack.encode(argument), timeout_s=timeout_s)
+            return msgspec.msgpack.decode(data, type=kind)
+        except ProcessError as error:
+            raise TrainerError(str(error), error.outcome) from error
+        except (msgspec.DecodeError, ValueError) as error:
+            raise TrainerError(f"{self._child.name}: {method} gave an unreadable answer: {error}") from error
