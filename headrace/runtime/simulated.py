@@ -1,0 +1,136 @@
+"""The simulated composition root: the orchestrator on workers with a cost model, under virtual time.
+
+It measures scheduling behaviour, not hardware. No thread, process, socket or tensor library is involved.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from headrace.checkers import Bounds, LawChecker
+from headrace.config import Config
+from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
+from headrace.control.recorder import Observer
+from headrace.errors import InvariantViolated
+from headrace.records.arrays import as_int32
+from headrace.records.events import Event
+from headrace.records.ids import PolicyId
+from headrace.records.provenance import PolicyVersion
+from headrace.records.reward import RewardRule
+from headrace.simulation.environment import SimulatedEnvironment
+from headrace.simulation.grader import SimulatedGrader
+from headrace.simulation.harness import SimulatedHarness
+from headrace.simulation.inference import SimulatedInference
+from headrace.simulation.loop import run_virtual
+from headrace.simulation.scenario import Scenario
+from headrace.simulation.tasks import SimulatedTasks
+from headrace.simulation.tokens import prompt
+from headrace.simulation.trainer import SimulatedTrainer
+from headrace.simulation.weights import WeightShelf
+from headrace.simulation.workload import Draws
+from headrace.store.memory import MemoryJournal
+
+CANARY_TOKENS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """What to simulate, and how closely to watch it.
+
+    Attributes:
+        config: the configuration; its adapter sections are ignored, the workers are the scenario's.
+        scenario: workload and costs.
+        shuffle_seed: explores another interleaving of ready callbacks per seed; None keeps asyncio's order.
+        is_checked: whether every law is checked after every event.
+        num_train: tasks of the source; None never ends.
+        num_held_out: held-out tasks.
+        adapt: may wrap ports, for instance to inject faults.
+    """
+
+    config: Config
+    scenario: Scenario
+    shuffle_seed: int | None = None
+    is_checked: bool = True
+    num_train: int | None = None
+    num_held_out: int = 0
+    adapt: Callable[[Ports], Ports] = lambda ports: ports
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulationResult:
+    """What came of it.
+
+    Attributes:
+        summary: how the run ended.
+        events: the whole log.
+        makespan_s: virtual seconds from start to end.
+    """
+
+    summary: RunSummary
+    events: tuple[Event, ...]
+    makespan_s: float
+
+
+def simulate(simulation: Simulation, observers: Sequence[Observer] = ()) -> SimulationResult:
+    """Runs to the end.
+
+    Raises:
+        InvariantViolated: when a law breaks, naming the event.
+        StuckLoop: when every task waits for ever.
+    """
+    return run_virtual(_run(simulation, observers), shuffle_seed=simulation.shuffle_seed)
+
+
+def bounds_of(config: Config) -> Bounds:
+    """What a run under the configuration promises."""
+    schedule = config.schedule
+    return Bounds(
+        credit_batches=schedule.credit_batches,
+        batch_groups=schedule.batch_groups,
+        group_size=schedule.group_size,
+        max_lag=None if schedule.staleness == "pace" else schedule.max_lag,
+        reward_rule=RewardRule(config.algorithm.reward_rule),
+    )
+
+
+def law_observer(checker: LawChecker) -> Observer:
+    """An observer that stops the run at the first broken law."""
+
+    def observe(event: Event) -> None:
+        violations = checker.observe(event)
+        if violations:
+            first = violations[0]
+            raise InvariantViolated(f"{first.law} at event {first.seq}: {first.message}")
+
+    return observe
+
+
+async def _run(simulation: Simulation, observers: Sequence[Observer]) -> SimulationResult:
+    config, scenario = simulation.config, simulation.scenario
+    policy_id = PolicyId(config.policy.policy_id)
+    draws, shelf, journal = Draws(scenario.workload, config.run.seed), WeightShelf(), MemoryJournal()
+    trainer = SimulatedTrainer(
+        scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read
+    )
+    ports = Ports(
+        tasks=SimulatedTasks(draws, num_train=simulation.num_train, num_held_out=simulation.num_held_out),
+        harness=SimulatedHarness(draws),
+        inference=SimulatedInference(draws, scenario.engine, shelf, policy_id=policy_id),
+        environment=SimulatedEnvironment(draws, num_slots=scenario.environment_slots),
+        grader=SimulatedGrader(draws, num_slots=scenario.grader_slots),
+        trainer=trainer,
+        journal=journal,
+    )
+    facts = RunFacts(
+        run_id=f"{scenario.workload.name}-{config.run.seed}",
+        runtime="simulated",
+        wall_clock="",
+        resources={"engine_slots": float(scenario.engine.slots)},
+        initial=PolicyVersion(policy_id, 0, trainer.weights),
+        initial_bytes=scenario.trainer.weights_bytes,
+        canary=[as_int32(prompt(0, CANARY_TOKENS))],
+    )
+    laws = [law_observer(LawChecker(bounds_of(config), journal.read))] if simulation.is_checked else []
+    summary = await Orchestrator(config, simulation.adapt(ports), facts, observers=(*laws, *observers)).run()
+    await journal.close()
+    events = tuple(journal.events())
+    return SimulationResult(summary, events, events[-1].t_ns / 1e9)
