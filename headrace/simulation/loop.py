@@ -156,7 +156,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(firstiter=self._generator_started, finalizer=self._generator_dropped)
         events._set_running_loop(self)
-        run_ready = self._run_ready if self._draws is None else self._run_shuffled
         rounds = 0
         try:
             while not self._is_stopping:
@@ -164,7 +163,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     rounds += 1
                     if rounds > self._max_rounds:
                         raise self._stuck(Livelock, f"time stands at {self.time():g} s for {rounds} rounds")
-                    run_ready()
+                    self._run_ready()
                 else:
                     rounds = 0
                     self._advance()
@@ -174,12 +173,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             sys.set_asyncgen_hooks(*hooks)
 
     def _run_ready(self) -> None:
-        """Runs what is ready now, in order; what becomes ready meanwhile is the next round's."""
+        """Runs as many callbacks as are ready now; what becomes ready meanwhile is the next round's."""
         ready, now_s = self._ready, self._now_ns / _NS
+        take = ready.popleft if self._draws is None else self._draw_ready
         num_ready = len(ready)
         self.num_callbacks += num_ready
         for _ in range(num_ready):
-            handle = ready.popleft()
+            handle = take()
             if handle._cancelled:
                 continue
             callback = handle._callback
@@ -188,24 +188,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 task.waiting_since_s = now_s
             handle._context.run(callback, *handle._args)
 
-    def _run_shuffled(self) -> None:
-        """The same with the next callback drawn from all that are ready."""
-        ready, now_s, draws = self._ready, self._now_ns / _NS, self._draws
+    def _draw_ready(self) -> asyncio.Handle:
+        """One of all that are ready, each as likely as the others."""
+        ready, draws = self._ready, self._draws
         assert draws is not None
-        num_ready = len(ready)
-        self.num_callbacks += num_ready
-        for _ in range(num_ready):
-            # The drawn one trades places with the first: constant cost near the ends of the deque.
-            chosen = int(next(draws) * len(ready))
-            ready[0], ready[chosen] = ready[chosen], ready[0]
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            callback = handle._callback
-            task = getattr(callback, "__self__", None)
-            if type(task) is VirtualTask:
-                task.waiting_since_s = now_s
-            handle._context.run(callback, *handle._args)
+        chosen = int(next(draws) * len(ready))
+        ready[0], ready[chosen] = ready[chosen], ready[0]
+        return ready.popleft()
 
     def _advance(self) -> None:
         """Jumps to the next timer and makes everything ready that is due then."""
@@ -239,17 +228,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_until_complete(self, future: Any) -> Any:
         """Result of the coroutine or future. Raises what it raises, and what `run_forever` raises."""
         awaited = asyncio.ensure_future(future, loop=self)
-        awaited.add_done_callback(self._stop_on)
+
+        def stop(_: Any) -> None:
+            self.stop()
+
+        awaited.add_done_callback(stop)
         try:
             self.run_forever()
         finally:
-            awaited.remove_done_callback(self._stop_on)
+            awaited.remove_done_callback(stop)
         if not awaited.done():
             raise RuntimeError("Event loop stopped before the future completed")
         return awaited.result()
-
-    def _stop_on(self, _: Any) -> None:
-        self.stop()
 
     def stop(self) -> None:
         """Ends `run_forever` after the present round."""

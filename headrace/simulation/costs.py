@@ -1,0 +1,83 @@
+"""What engine and trainer cost, as data. Figures of a cost model, never of hardware."""
+
+from typing import Literal
+
+from headrace.config import Section
+from headrace.simulation.laws import Constant, Law
+
+
+class EngineCost(Section, frozen=True):
+    """A processor-sharing engine in token work.
+
+    Attributes:
+        slots: requests decoded at the same time; later ones wait in order of arrival.
+        decode: (active requests, tokens per second of all together), rising in the first; linear in between and from
+            (0, 0), constant beyond. One point at `slots` makes the rate of a request independent of load.
+        prefill_tokens_per_s: tokens per second in which a prompt, or a cache after a swap, is computed; None is free.
+        context_half_tokens: context of all active requests at which decoding is half as fast; None is never.
+        swap_pause_s: seconds without a token at each new version, besides the rebuilding of caches.
+        on_swap: `rebuild` computes running caches again under the new version, `keep_kv` goes on with the old ones.
+        stage_s: seconds to load a version aside.
+    """
+
+    slots: int = 32
+    decode: tuple[tuple[int, float], ...] = ((1, 2_400.0), (8, 10_400.0), (32, 17_200.0))
+    prefill_tokens_per_s: float | None = None
+    context_half_tokens: float | None = None
+    swap_pause_s: float = 0.0
+    on_swap: Literal["rebuild", "keep_kv"] = "rebuild"
+    stage_s: Law = Constant(value=0.0)
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError(f"engine.slots is {self.slots}; it must be at least 1")
+        active = [point[0] for point in self.decode]
+        if not self.decode or active != sorted(set(active)) or active[0] < 1:
+            raise ValueError(f"engine.decode is {self.decode}; numbers of active requests must rise from at least 1")
+        if any(rate <= 0.0 for _, rate in self.decode):
+            raise ValueError(f"engine.decode is {self.decode}; every rate must be positive")
+        for name in ("prefill_tokens_per_s", "context_half_tokens"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise ValueError(f"engine.{name} is {value}; it must be positive or absent")
+        if self.swap_pause_s < 0.0:
+            raise ValueError(f"engine.swap_pause_s is {self.swap_pause_s}; it must be >= 0")
+
+    def request_rates(self) -> list[float]:
+        """Tokens per second of one request at 0, 1, …, `slots` active ones; index 0 is unused."""
+        points = [(0, 0.0), *self.decode]
+        rates, index = [0.0], 1
+        for active in range(1, self.slots + 1):
+            while index < len(points) - 1 and points[index][0] < active:
+                index += 1
+            (low, slow), (high, fast) = points[index - 1], points[index]
+            total = fast if active >= high else slow + (fast - slow) * (active - low) / (high - low)
+            rates.append(total / active)
+        return rates
+
+
+class TrainerCost(Section, frozen=True):
+    """A trainer that takes so long.
+
+    Attributes:
+        update_s: seconds of one update.
+        update_s_per_token: seconds for each trained token besides.
+        score_s: seconds to score a batch before the update.
+        score_s_per_token: seconds for each trained token besides.
+        canary_s: seconds to score the canary.
+        drift: standard deviation of a token's log-ratio per version of lag; 0 leaves old tokens on policy.
+        weights_bytes: size that is reported for a version.
+    """
+
+    update_s: Law = Constant(value=1.0)
+    update_s_per_token: float = 0.0
+    score_s: Law = Constant(value=0.0)
+    score_s_per_token: float = 0.0
+    canary_s: float = 0.0
+    drift: float = 0.0
+    weights_bytes: int = 4_000_000
+
+    def __post_init__(self) -> None:
+        for name in ("update_s_per_token", "score_s_per_token", "canary_s", "drift", "weights_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"trainer.{name} is {getattr(self, name)}; it must be >= 0")

@@ -1,0 +1,376 @@
+"""A simulated inference engine: lengths from the workload, time from the cost model, versions as a real one stamps them.
+
+Invariants: a version cut falls at the whole number of tokens that were sampled when the new version went live; a pinned
+request is cut by none; nothing is served before a version is activated, at the start as after a crash.
+
+What it takes for its draws it reads off the request, as a real engine would: the task's index off the prompt, episode and
+step off the request's id. A continued turn (a prefix that ends in policy tokens) samples what is left of the drawn length.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import math
+from collections.abc import AsyncIterator, Sequence
+
+from headrace.errors import InferenceError, IntegrityError, Outcome
+from headrace.ports import TurnTiming
+from headrace.records.arrays import Float32Bytes, IntArray
+from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
+from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
+from headrace.records.streams import stream
+from headrace.records.update import Activation
+from headrace.simulation import tokens
+from headrace.simulation.costs import EngineCost
+from headrace.simulation.device import SharedDevice
+from headrace.simulation.pending import PendingCalls
+from headrace.simulation.serving import Job, SharedServer
+from headrace.simulation.weights import SimulatedWeights, WeightShelf
+from headrace.simulation.workload import Draws
+
+_TINY_WORK = 1e-6
+
+
+@dataclasses.dataclass(eq=False)
+class _Turn(Job):
+    """One request.
+
+    Attributes:
+        request: what was asked.
+        stop: its last token when it ends by itself, None when the budget cuts it.
+        arrived_s: when it came.
+        done: its finish, or the error that ended it.
+        version: the version that it entered under.
+        swaps: number of swaps before it entered.
+        rebuilds: how often its cache was computed again.
+    """
+
+    request: GenerateRequest = dataclasses.field(kw_only=True)
+    stop: int | None = dataclasses.field(kw_only=True)
+    arrived_s: float = dataclasses.field(kw_only=True)
+    done: "asyncio.Future[FinishReason]" = dataclasses.field(kw_only=True)
+    version: int = -1
+    swaps: int = 0
+    rebuilds: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Whole tokens that hold its work."""
+        return max(1, math.ceil(self.work - 1e-9))
+
+
+class SimulatedInference:
+    """`Inference` with a cost model.
+
+    Attributes:
+        sampled_tokens: tokens sampled so far in turns that ended.
+    """
+
+    def __init__(
+        self,
+        draws: Draws,
+        cost: EngineCost,
+        shelf: WeightShelf,
+        *,
+        policy_id: PolicyId,
+        device: SharedDevice | None = None,
+        worker: str = "engine",
+    ) -> None:
+        """An engine that holds no version yet.
+
+        Args:
+            draws: the workload under its seed.
+            cost: rates, slots, swaps.
+            shelf: where weights lie.
+            policy_id: the policy that it serves.
+            device: shared with a trainer; None is a device of its own.
+            worker: its name.
+        """
+        self.sampled_tokens = 0
+        self._draws = draws
+        self._cost = cost
+        self._shelf = shelf
+        self._policy_id = policy_id
+        self._worker = worker
+        self._server = SharedServer(cost, on_enter=self._enter, on_leave=self._complete)
+        self._pending = PendingCalls()
+        self._turns: dict[str, _Turn] = {}
+        self._cache = _PrefixCache(4 * cost.slots)
+        self._staged: dict[int, Address] = {}
+        self._held: dict[int, Address] = {}
+        self._current: int | None = None
+        self._swaps: list[tuple[float, int]] = []
+        # An engine-second of prefill delays decoding by the tokens that full slots sample in a second.
+        full_rate = cost.request_rates()[-1] * cost.slots
+        self._prefill_work = full_rate / cost.prefill_tokens_per_s if cost.prefill_tokens_per_s else 0.0
+        if device is not None:
+            device.attach(lambda is_held: self._server.hold() if is_held else self._server.release())
+
+    @property
+    def version(self) -> int | None:
+        """The version that unpinned requests are served with; None before the first and after a crash."""
+        return self._current
+
+    @property
+    def slot_seconds(self) -> float:
+        """Integral of the number of busy slots over time."""
+        self._server.clock()
+        return self._server.slot_seconds
+
+    @property
+    def num_active(self) -> int:
+        return len(self._server.active)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._server.num_waiting
+
+    # --- generation
+
+    async def generate(self, request: GenerateRequest, timeout_s: float) -> AsyncIterator[TokenSegment | TurnTiming]:
+        turn = self._admit(request)
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(timeout_s, self._expire, turn, timeout_s)
+        error: InferenceError | None = None
+        finish: FinishReason | None = None
+        try:
+            self._server.submit(turn)
+            finish = await turn.done
+        except InferenceError as lost:
+            error = lost
+        finally:
+            deadline.cancel()
+            del self._turns[request.request_id]
+            if turn.end is None:
+                self._server.withdraw(turn)
+        segments = self._segments(turn, finish)
+        for segment in segments:
+            yield segment
+        if error is not None:
+            raise error
+        waited_until_s = turn.start_s if turn.start is not None else loop.time()
+        yield TurnTiming(waited_until_s - turn.arrived_s, loop.time() - waited_until_s, turn.rebuilds)
+
+    def _admit(self, request: GenerateRequest) -> _Turn:
+        """The turn, not yet submitted. Raises InferenceError REJECTED when it cannot be served."""
+        name = request.request_id
+        if name in self._turns:
+            raise _rejected(f"{name} is running already")
+        if request.policy_id != self._policy_id:
+            raise _rejected(f"{name}: policy {request.policy_id} is not served here, only {self._policy_id}")
+        if self._current is None:
+            raise _rejected(f"{name}: {self._worker} has proven no version yet")
+        if request.pin_version is not None and request.pin_version not in self._held:
+            raise _rejected(f"{name}: version {request.pin_version} is not held, only {sorted(self._held)}")
+        served = self._current if request.pin_version is None else request.pin_version
+        if served < request.min_version:
+            raise _rejected(f"{name}: needs version {request.min_version}, would be served {served}")
+        if request.max_tokens < 1 or not request.prefix:
+            raise _rejected(f"{name}: {request.max_tokens} tokens after {len(request.prefix)} segments of prefix")
+        work, stop = self._length(request)
+        turn = _Turn(
+            work=work,
+            context=sum(len(segment) for segment in request.prefix),
+            request=request,
+            stop=stop,
+            arrived_s=asyncio.get_running_loop().time(),
+            done=asyncio.get_running_loop().create_future(),
+        )
+        self._turns[name] = turn
+        return turn
+
+    def _length(self, request: GenerateRequest) -> tuple[float, int | None]:
+        """Work of this request, and the token that ends it; None when the budget does."""
+        try:
+            index = tokens.task_index(request.prefix[0].ids)
+            episode_name, _, position = request.request_id.partition("/")
+            episode, step = EpisodeId.parse(episode_name), int(position.partition("#")[0])
+        except ValueError as error:
+            raise _rejected(f"{request.request_id}: no simulated request: {error}") from error
+        attempt, drawn = self._draws.episode(index, episode), self._draws.step(index, episode, step)
+        tail = itertools.takewhile(lambda segment: segment.origin is Origin.POLICY, reversed(request.prefix))
+        work = max(drawn.tokens - sum(len(segment) for segment in tail), _TINY_WORK)
+        if math.ceil(work - 1e-9) > request.max_tokens:
+            return float(request.max_tokens), None
+        if drawn.is_malformed:
+            return work, tokens.GARBLED_END
+        return work, tokens.FINAL_END if step + 1 >= attempt.num_turns else tokens.CALL_END
+
+    def _enter(self, job: Job) -> None:
+        """A turn got its slot: it is served with the version of this moment, unless it is pinned."""
+        assert isinstance(job, _Turn)
+        request = job.request
+        assert self._current is not None
+        job.version = self._current if request.pin_version is None else request.pin_version
+        job.swaps = len(self._swaps)
+        if self._prefill_work:
+            cached = self._cache.tokens((request.affinity, _episode_of(request)), job.version)
+            job.prefill = max(0, job.context - cached) * self._prefill_work
+            prompt = itertools.takewhile(lambda segment: segment.origin is not Origin.POLICY, request.prefix)
+            self._cache.put(request.affinity, job.version, sum(len(segment) for segment in prompt))
+
+    def _complete(self, job: Job) -> None:
+        assert isinstance(job, _Turn)
+        if not job.done.done():
+            job.done.set_result(FinishReason.LENGTH if job.stop is None else FinishReason.STOP)
+
+    def _expire(self, turn: _Turn, timeout_s: float) -> None:
+        if not turn.done.done():
+            turn.done.set_exception(InferenceError(f"{turn.request.request_id}: not finished in {timeout_s} s"))
+
+    def _segments(self, turn: _Turn, finish: FinishReason | None) -> list[TokenSegment]:
+        """The turn cut at its version changes; without a finish only the pieces that a cut had closed."""
+        is_whole = finish in (FinishReason.STOP, FinishReason.LENGTH)
+        end = turn.num_tokens if is_whole else math.floor(turn.sampled_at(turn.end or 0.0) + 1e-9)
+        version, start, pieces = turn.version, 0, list[tuple[int, int]]()
+        # A turn that never had a slot has no version of its own: it is stamped with the present one.
+        if turn.start is None:
+            version = turn.request.pin_version if turn.request.pin_version is not None else (self._current or 0)
+        elif turn.request.pin_version is None:
+            for clock, new_version in self._swaps[turn.swaps :]:
+                if turn.end is not None and clock >= turn.end:
+                    break
+                cut = min(math.floor(turn.sampled_at(clock) + 1e-9), end)
+                if cut > start:
+                    pieces.append((version, cut - start))
+                version, start = new_version, cut
+        if finish is not None and (end > start or not pieces):
+            pieces.append((version, end - start))
+        self.sampled_tokens += sum(count for _, count in pieces)
+        if self._prefill_work and is_whole and (self._cost.on_swap == "rebuild" or version == turn.version):
+            self._cache.put(_episode_of(turn.request), version, turn.context + end)
+        stop = turn.stop if finish is FinishReason.STOP else None
+        last = len(pieces) - 1
+        return [
+            TokenSegment(
+                origin=Origin.POLICY,
+                ids=tokens.turn(count, stop if position == last else None),
+                behavior_logprobs=tokens.logprobs(count),
+                policy=PolicyRef(self._policy_id, piece_version),
+                context_version_min=piece_version
+                if self._cost.on_swap == "rebuild"
+                else min(turn.version, piece_version),
+                sampling=turn.request.sampling,
+                finish=finish if position == last else None,
+            )
+            for position, (piece_version, count) in enumerate(pieces)
+        ]
+
+    async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
+        for name in request_ids:
+            turn = self._turns.get(name)
+            if turn is not None and not turn.done.done():
+                self._server.withdraw(turn)
+                turn.done.set_result(FinishReason.INTERRUPTED)
+
+    # --- versions
+
+    async def stage(self, policy: PolicyRef, weights: Address, timeout_s: float) -> None:
+        self._read(policy, weights)
+        if self._staged.get(policy.version, weights) != weights or self._held.get(policy.version, weights) != weights:
+            raise _rejected(f"{policy} is there already with other contents")
+        score = float(stream(self._draws.seed, "engine", self._worker, "stage", policy.version).standard_normal())
+        await self._pending.spend(
+            self._cost.stage_s.at(score),
+            timeout_s,
+            lambda: InferenceError(f"{policy}: not staged in {timeout_s} s"),
+        )
+        self._staged[policy.version] = weights
+
+    async def activate(self, policy: PolicyRef, keep: frozenset[int], timeout_s: float) -> Activation:
+        if policy.policy_id == self._policy_id and policy.version == self._current:
+            return Activation(self._worker, 0.0, 0)
+        if policy.policy_id != self._policy_id or policy.version not in self._staged:
+            raise _rejected(f"{policy} is not staged, only {sorted(self._staged)}")
+        if self._current is not None and policy.version < self._current:
+            raise _rejected(f"{policy} is older than version {self._current}, which is served")
+        self._held[policy.version] = self._staged[policy.version]
+        self._staged = {version: weights for version, weights in self._staged.items() if version > policy.version}
+        self._current = policy.version
+        rebuilt = self._swap(policy.version)
+        self._unload(keep)
+        seconds = rebuilt / self._cost.prefill_tokens_per_s if self._cost.prefill_tokens_per_s else 0.0
+        pause_s = self._cost.swap_pause_s + seconds
+        if pause_s > 0.0:
+            self._server.hold()
+            asyncio.get_running_loop().call_later(pause_s, self._server.release)
+        await self._pending.spend(pause_s, timeout_s, lambda: InferenceError(f"{policy}: not active in {timeout_s} s"))
+        return Activation(self._worker, pause_s, rebuilt)
+
+    def _swap(self, version: int) -> int:
+        """Cuts what runs; tokens of cache to be computed again."""
+        clock, rebuilt = self._server.clock(), 0
+        self._swaps.append((clock, version))
+        if self._cost.on_swap == "keep_kv":
+            return 0
+        for turn in self._server.active:
+            assert isinstance(turn, _Turn)
+            if turn.request.pin_version is None:
+                turn.rebuilds += 1
+                rebuilt += turn.context + math.floor(turn.sampled_at(clock))
+        return rebuilt
+
+    def _unload(self, keep: frozenset[int]) -> None:
+        pinned = {turn.request.pin_version for turn in self._turns.values()}
+        wanted = {*keep, self._current, *pinned}
+        self._held = {version: weights for version, weights in self._held.items() if version in wanted}
+
+    async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
+        weights = self._held.get(version) or self._staged.get(version)
+        if weights is None:
+            raise _rejected(f"version {version} is neither held nor staged")
+        held = self._read(PolicyRef(self._policy_id, version), weights)
+        num_tokens = sum(len(ids_T) for ids_T in ids)
+        seconds = num_tokens / self._cost.prefill_tokens_per_s if self._cost.prefill_tokens_per_s else 0.0
+        await self._pending.spend(
+            seconds, timeout_s, lambda: InferenceError(f"{num_tokens} tokens not scored in {timeout_s} s")
+        )
+        return [held.logprobs(ids_T) for ids_T in ids]
+
+    def _read(self, policy: PolicyRef, weights: Address) -> SimulatedWeights:
+        try:
+            found = self._shelf.read(weights)
+        except (KeyError, IntegrityError) as error:
+            raise _rejected(f"{policy}: weights {weights} cannot be loaded: {error}") from error
+        if (found.policy_id, found.version) != (policy.policy_id, policy.version):
+            raise _rejected(f"{policy}: the weights are those of {found.policy_id}@{found.version}")
+        return found
+
+    def crash(self) -> None:
+        """Everything in memory is gone: running requests are lost, and no version is served until one is activated."""
+        self._current = None
+        self._staged, self._held = {}, {}
+        self._cache = _PrefixCache(4 * self._cost.slots)
+        # Those that wait first, or they would be let in as slots come free.
+        for turn in sorted(self._turns.values(), key=lambda turn: turn.start is not None):
+            self._server.withdraw(turn)
+            if not turn.done.done():
+                turn.done.set_exception(InferenceError(f"{turn.request.request_id}: {self._worker} crashed"))
+        self._pending.fail_all(lambda: InferenceError(f"{self._worker} crashed"))
+
+
+class _PrefixCache:
+    """How many tokens of a prefix are in the cache, per key and version; the oldest entries go first."""
+
+    def __init__(self, num_entries: int) -> None:
+        self._num_entries = num_entries
+        self._entries: dict[str, tuple[int, int]] = {}
+
+    def put(self, key: str, version: int, num_tokens: int) -> None:
+        self._entries.pop(key, None)
+        self._entries[key] = (version, num_tokens)
+        if len(self._entries) > self._num_entries:
+            del self._entries[next(iter(self._entries))]
+
+    def tokens(self, keys: Sequence[str], version: int) -> int:
+        """Tokens cached under this very version, by the key that holds most."""
+        found = [self._entries[key] for key in keys if key in self._entries]
+        return max((count for held, count in found if held == version), default=0)
+
+
+def _episode_of(request: GenerateRequest) -> str:
+    return request.request_id.partition("/")[0]
+
+
+def _rejected(message: str) -> InferenceError:
+    return InferenceError(message, Outcome.REJECTED)

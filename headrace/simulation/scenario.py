@@ -1,0 +1,76 @@
+"""A workload together with the system that meets it, as one TOML file.
+
+The files in `workloads/` hold published laws and costs; each says in `source` what kind of system they were measured on.
+"""
+
+import importlib.resources
+import tomllib
+from pathlib import Path
+
+from headrace.config import Section, decode_options
+from headrace.errors import ConfigError
+from headrace.simulation.costs import EngineCost, TrainerCost
+from headrace.simulation.workload import Workload
+
+
+class Scenario(Section, frozen=True):
+    """Everything that an experiment states.
+
+    Attributes:
+        workload: laws of what the run meets.
+        engine: cost of inference.
+        trainer: cost of training.
+        group_size: members of a group.
+        batch_groups: groups of one update.
+        updates: number of updates.
+        environment_slots: tool calls at the same time; None has no bound.
+        grader_slots: gradings at the same time; None has no bound.
+    """
+
+    workload: Workload
+    engine: EngineCost = EngineCost()
+    trainer: TrainerCost = TrainerCost()
+    group_size: int = 8
+    batch_groups: int = 16
+    updates: int = 100
+    environment_slots: int | None = None
+    grader_slots: int | None = None
+
+    @property
+    def fluid_groups_per_s(self) -> float:
+        """Most groups per second that engine slots and trainer allow, keeping all tasks; one-turn episodes, full slots.
+
+        Example: 256 slots at one token per second, 8 members of 114 tokens: 256 / (8 * 114) = 0.281 groups per second.
+        """
+        tokens_per_s = self.engine.request_rates()[-1] * self.engine.slots
+        generated = tokens_per_s / (self.group_size * self.workload.mean_tokens)
+        train_s = self.trainer.update_s.mean + self.trainer.score_s.mean
+        return min(generated, self.batch_groups / train_s if train_s > 0.0 else generated)
+
+
+def scenario_names() -> tuple[str, ...]:
+    """Names of the scenarios that ship with the package."""
+    folder = importlib.resources.files("headrace.simulation") / "workloads"
+    return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")))
+
+
+def load_scenario(name: str | Path) -> Scenario:
+    """The scenario of a TOML file, or of a name that ships with the package.
+
+    Raises:
+        ConfigError: when there is none, or a value is out of its bounds.
+    """
+    if isinstance(name, Path):
+        if not name.is_file():
+            raise ConfigError(f"{name}: no such file")
+        text = name.read_text(encoding="utf-8")
+    elif name in scenario_names():
+        folder = importlib.resources.files("headrace.simulation") / "workloads"
+        text = (folder / f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"no scenario is called {name!r}; there are {', '.join(scenario_names())}")
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not valid TOML: {error}") from error
+    return decode_options(tree, Scenario, str(name))

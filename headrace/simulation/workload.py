@@ -1,0 +1,303 @@
+"""What tasks, policy, environment and grader would do, drawn in advance.
+
+Invariant: every draw is a pure function of (seed, task, episode, step), by named streams. So two policies of scheduling
+see the same workload, whatever order they run it in, and a second attempt draws anew.
+
+The lengths within a group correlate: the score of a turn is sqrt(c) * (prompt effect) + sqrt(1 - c) * (sample noise).
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Literal
+
+import numpy as np
+
+from headrace.config import Section
+from headrace.records.ids import EpisodeId
+from headrace.records.streams import stream_key
+from headrace.simulation.laws import Constant, Law, score_of, upper_tail
+
+HELD_OUT = 1 << 30
+"""Indices of held-out tasks start here, those of training tasks at 0."""
+
+_CACHED_DRAWS = 1 << 15
+_PROBABILITIES = (
+    "group_correlation",
+    "malformed",
+    "tool_error",
+    "open_failure",
+    "tool_failure",
+    "grade_failure",
+    "grade_invalid",
+    "verdict_flip",
+    "claim_error",
+)
+
+
+class Stratum(Section, frozen=True):
+    """Tasks of one difficulty.
+
+    Attributes:
+        name: difficulty of its tasks.
+        share: fraction of tasks, > 0.
+        scale: multiplies tokens and tool latency, > 0.
+        success: probability that an answered episode is solved.
+    """
+
+    name: str
+    share: float = 1.0
+    scale: float = 1.0
+    success: float = 0.5
+
+
+class Workload(Section, frozen=True):
+    """Laws of everything that a run meets and does not decide.
+
+    Attributes:
+        name: family of its tasks.
+        source: where the figures come from, for people.
+        strata: shares sum to 1.
+        tokens: policy tokens of a turn or of an episode, before the stratum's scale. Any real number: an engine at one
+            token per second and slot makes them seconds, exactly.
+        tokens_of: what `tokens` is the length of; an episode's are spread evenly over its turns.
+        group_correlation: correlation of the length scores of two members of a group.
+        prompt_tokens: length of the prompt.
+        turns: policy turns, rounded, at least 1; all but the last call one tool.
+        observation_tokens: length of what a tool returns.
+        tool_s: seconds of one tool call, before the stratum's scale.
+        tool_cpu_share: CPU seconds per second of a tool call.
+        open_s: seconds to open an environment.
+        grade_s: seconds to grade one episode.
+        success_spread: standard deviation between tasks of the probit of success; the stratum's mean is kept.
+        malformed: probability that a turn cannot be parsed.
+        tool_error: probability that a tool raises, which the policy sees.
+        open_failure: probability that an environment cannot be created.
+        tool_failure: probability that the answer to a tool call is lost although the tool ran.
+        grade_failure: probability that one grading delivers nothing.
+        grade_invalid: probability that one grading delivers something unusable.
+        verdict_flip: probability that one grading is wrong.
+        claim_error: probability that the environment's claim is wrong.
+    """
+
+    name: str
+    strata: tuple[Stratum, ...]
+    tokens: Law
+    source: str = ""
+    tokens_of: Literal["turn", "episode"] = "turn"
+    group_correlation: float = 0.5
+    prompt_tokens: Law = Constant(value=32.0)
+    turns: Law = Constant(value=1.0)
+    observation_tokens: Law = Constant(value=16.0)
+    tool_s: Law = Constant(value=0.0)
+    tool_cpu_share: float = 1.0
+    open_s: Law = Constant(value=0.0)
+    grade_s: Law = Constant(value=0.0)
+    success_spread: float = 0.0
+    malformed: float = 0.0
+    tool_error: float = 0.0
+    open_failure: float = 0.0
+    tool_failure: float = 0.0
+    grade_failure: float = 0.0
+    grade_invalid: float = 0.0
+    verdict_flip: float = 0.0
+    claim_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        total = math.fsum(stratum.share for stratum in self.strata)
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise ValueError(f"workload {self.name}: shares of strata sum to {total}; they must sum to 1")
+        if len({stratum.name for stratum in self.strata}) != len(self.strata):
+            raise ValueError(f"workload {self.name}: two strata have the same name")
+        for stratum in self.strata:
+            if not (stratum.share > 0.0 and stratum.scale > 0.0 and 0.0 <= stratum.success <= 1.0):
+                raise ValueError(f"workload {self.name}: {stratum}: share and scale > 0, success in [0, 1]")
+        for name in _PROBABILITIES:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"workload {self.name}: {name} is {getattr(self, name)}; it must lie in [0, 1]")
+        if self.tool_cpu_share < 0.0 or self.success_spread < 0.0:
+            raise ValueError(f"workload {self.name}: tool_cpu_share and success_spread must be >= 0")
+
+    @property
+    def mean_tokens(self) -> float:
+        """Expected value of `tokens` over all strata."""
+        return self.tokens.mean * math.fsum(stratum.share * stratum.scale for stratum in self.strata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TaskDraw:
+    """What is fixed by the task.
+
+    Attributes:
+        stratum: its difficulty.
+        prompt_tokens: length of its prompt, >= 1.
+        length_score: the prompt effect on lengths, standard normal.
+        success: probability that an answered episode of it is solved.
+    """
+
+    stratum: Stratum
+    prompt_tokens: int
+    length_score: float
+    success: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpisodeDraw:
+    """What is fixed by the attempt.
+
+    Attributes:
+        num_turns: policy turns, >= 1.
+        tokens: tokens of the whole episode where the workload says so, else NaN.
+        open_s: seconds to open its environment.
+        fails_to_open: its environment cannot be created.
+        is_solved: it is solved if it is answered.
+        is_claimed: its environment says so.
+    """
+
+    num_turns: int
+    tokens: float
+    open_s: float
+    fails_to_open: bool
+    is_solved: bool
+    is_claimed: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepDraw:
+    """What is fixed by the turn.
+
+    Attributes:
+        tokens: length of the turn, a real number > 0; the engine samples as many whole tokens as hold it.
+        is_malformed: the turn cannot be parsed.
+        tool_s: seconds of the tool call.
+        raises: the tool raises.
+        is_answer_lost: the answer of the tool call is lost.
+        observation_tokens: length of what the tool returns.
+    """
+
+    tokens: float
+    is_malformed: bool
+    tool_s: float
+    raises: bool
+    is_answer_lost: bool
+    observation_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GradingDraw:
+    """What is fixed by one grading of an attempt.
+
+    Attributes:
+        grade_s: seconds it takes.
+        fails: nothing is delivered.
+        is_invalid: what is delivered is unusable.
+        is_flipped: the verdict is wrong.
+    """
+
+    grade_s: float
+    fails: bool
+    is_invalid: bool
+    is_flipped: bool
+
+
+class _Streams:
+    """One generator, set to the start of any named stream: as `records.streams.stream` in a tenth of the time."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(key=0)
+        self._generator = np.random.Generator(self._bits)
+        self._start = self._bits.state
+
+    def at(self, seed: int, *names: str | int) -> np.random.Generator:
+        """The generator at the start of the named stream, until the next call."""
+        key = stream_key(seed, *names)
+        words = self._start["state"]["key"]
+        words[0], words[1] = key & 0xFFFF_FFFF_FFFF_FFFF, key >> 64
+        self._bits.state = self._start
+        return self._generator
+
+
+class Draws:
+    """The workload under one seed: what each task, attempt, turn and grading would do."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self.workload = workload
+        self.seed = seed
+        self._streams = _Streams()
+        self._shares = np.cumsum([stratum.share for stratum in workload.strata])
+        self.task = functools.lru_cache(_CACHED_DRAWS)(self._task)
+        self.episode = functools.lru_cache(_CACHED_DRAWS)(self._episode)
+        self.step = functools.lru_cache(_CACHED_DRAWS)(self._step)
+
+    def _task(self, index: int) -> TaskDraw:
+        """What is fixed by the task at an index."""
+        generator = self._streams.at(self.seed, "workload", "task", index)
+        workload = self.workload
+        position = int(np.searchsorted(self._shares, generator.random() * self._shares[-1], side="right"))
+        stratum = workload.strata[min(position, len(workload.strata) - 1)]
+        prompt_score, length_score, ability = generator.standard_normal(3).tolist()
+        spread = workload.success_spread
+        # E[Phi(a + s X)] = Phi(a / sqrt(1 + s^2)) for standard normal X, so the mean stays the stratum's.
+        bound = score_of(stratum.success) * math.sqrt(1.0 + spread**2) + spread * ability
+        return TaskDraw(
+            stratum=stratum,
+            prompt_tokens=max(1, round(workload.prompt_tokens.at(prompt_score))),
+            length_score=length_score,
+            success=upper_tail(-bound),
+        )
+
+    def _episode(self, index: int, episode: EpisodeId) -> EpisodeDraw:
+        """What is fixed by an attempt at the task of an index."""
+        # The task first: its own draw may set the shared generator elsewhere.
+        workload, task = self.workload, self.task(index)
+        generator = self._streams.at(self.seed, "workload", "episode", index, str(episode))
+        turns_score, open_score, length_noise = generator.standard_normal(3).tolist()
+        failure, success, claim = generator.random(3).tolist()
+        is_solved = success < task.success
+        tokens = math.nan
+        if workload.tokens_of == "episode":
+            tokens = workload.tokens.at(self._correlated(task, length_noise)) * task.stratum.scale
+        return EpisodeDraw(
+            num_turns=max(1, round(workload.turns.at(turns_score))),
+            tokens=tokens,
+            open_s=workload.open_s.at(open_score),
+            fails_to_open=failure < workload.open_failure,
+            is_solved=is_solved,
+            is_claimed=is_solved != (claim < workload.claim_error),
+        )
+
+    def _step(self, index: int, episode: EpisodeId, step: int) -> StepDraw:
+        """What is fixed by a turn of an attempt at the task of an index."""
+        workload, task = self.workload, self.task(index)
+        generator = self._streams.at(self.seed, "workload", "step", index, str(episode), step)
+        length_noise, tool_score, observation_score = generator.standard_normal(3).tolist()
+        malformed, error, lost = generator.random(3).tolist()
+        if workload.tokens_of == "episode":
+            draw = self.episode(index, episode)
+            tokens = draw.tokens / draw.num_turns
+        else:
+            tokens = workload.tokens.at(self._correlated(task, length_noise)) * task.stratum.scale
+        return StepDraw(
+            tokens=max(tokens, 1e-6),
+            is_malformed=malformed < workload.malformed,
+            tool_s=workload.tool_s.at(tool_score) * task.stratum.scale,
+            raises=error < workload.tool_error,
+            is_answer_lost=lost < workload.tool_failure,
+            observation_tokens=max(1, round(workload.observation_tokens.at(observation_score))),
+        )
+
+    def grading(self, index: int, episode: EpisodeId, try_number: int) -> GradingDraw:
+        """What is fixed by the n-th grading, from 0, of an attempt at the task of an index."""
+        generator = self._streams.at(self.seed, "workload", "grading", index, str(episode), try_number)
+        failure, invalid, flip = generator.random(3).tolist()
+        workload = self.workload
+        return GradingDraw(
+            grade_s=workload.grade_s.at(float(generator.standard_normal())),
+            fails=failure < workload.grade_failure,
+            is_invalid=invalid < workload.grade_invalid,
+            is_flipped=flip < workload.verdict_flip,
+        )
+
+    def _correlated(self, task: TaskDraw, noise: float) -> float:
+        shared = self.workload.group_correlation
+        return math.sqrt(shared) * task.length_score + math.sqrt(1.0 - shared) * noise
