@@ -1,12 +1,13 @@
 """C12, the gate: outstanding groups <= (credit_batches + 1) * batch_groups at every instant, and no lag beyond its bound.
 
 A slot is charged at admission and comes back at the version bump that consumed the group, or by a recorded rejection;
-the count that an admission carries is compared with a recount.
+the count that an admission carries is compared with a recount. A bump takes a while, from the commit of the version to
+its last activation: until the next batch is selected, the groups that it consumed may be counted either way.
 """
 
 from headrace.checkers.law import Bounds, Read, Violation, read_record
 from headrace.checkers.tasks import Bumps
-from headrace.records.batch import BatchPlan, BatchPlanned, GroupAdmitted, GroupRejected
+from headrace.records.batch import BatchPlan, BatchPlanned, BatchSelected, GroupAdmitted, GroupRejected
 from headrace.records.events import Event
 from headrace.records.ids import Address, GroupId, Purpose
 from headrace.records.trajectory import TranscriptSealed
@@ -25,6 +26,7 @@ class Slots:
         self._read = read
         self._holders: set[GroupId] = set()
         self._oldest: dict[Address, int] = {}
+        self._returning = 0
         self._bumps = Bumps()
 
     @property
@@ -38,6 +40,7 @@ class Slots:
             if group not in self._holders:
                 problems.append(f"the slot of {group} comes back, but it holds none")
             self._holders.discard(group)
+            self._returning += 1
         match event.payload:
             case GroupAdmitted(outstanding=outstanding):
                 problems += self._admit(GroupId.parse(event.key), outstanding)
@@ -45,6 +48,8 @@ class Slots:
                 self._holders.discard(GroupId.parse(event.key))
             case TranscriptSealed(transcript=transcript, versions=versions) if versions:
                 self._oldest[transcript] = min(versions)
+            case BatchSelected():
+                self._returning = 0
             case BatchPlanned():
                 problems += self._lag(event.payload)
             case _:
@@ -56,7 +61,7 @@ class Slots:
             return [f"{group} takes a slot; only training does"]
         problems = [f"{group} takes a second slot"] if group in self._holders else []
         self._holders.add(group)
-        if outstanding != len(self._holders):
+        if not len(self._holders) <= outstanding <= len(self._holders) + self._returning:
             problems.append(f"{group} is admitted as number {outstanding}; {len(self._holders)} groups hold a slot")
         limit = self._bounds.max_outstanding
         if limit is not None and len(self._holders) > limit:

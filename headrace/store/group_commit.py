@@ -293,10 +293,18 @@ class GroupCommitJournal:
                 await self.durable(self._seq)
         finally:
             if self._committer is not None:
-                await asyncio.wait({self._committer})
+                await asyncio.gather(self._committer, return_exceptions=True)
             self._fail(StoreError("the journal is closed"))
             self._runner.close()
             self._storage.close()
+
+    def abandon(self) -> None:
+        """Frees everything and commits nothing more, as a crash would; whoever waits gets a `StoreError`."""
+        self._fail(StoreError("the journal was abandoned"))
+        if self._committer is not None:
+            self._committer.cancel()
+        self._runner.close()
+        self._storage.close()
 
     def _now_ns(self) -> int:
         if self._clock_s is None:
