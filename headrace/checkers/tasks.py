@@ -77,7 +77,7 @@ class TaskConservation:
             return [f"{group} is drawn from the training source; only training takes an ordinal"]
         if group.ordinal in self._states:
             return [f"{group} is drawn a second time; it is {self._states[group.ordinal].value}"]
-        problems = []
+        problems: list[str] = []
         if group.ordinal != len(self._states):
             problems.append(f"{group} is drawn after {len(self._states)} tasks; ordinals rise by one, so one is lost")
         self._states[group.ordinal] = OrdinalState.OPEN

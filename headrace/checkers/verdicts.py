@@ -33,6 +33,7 @@ class Rewards:
         self._rewards: dict[tuple[GroupId, int], float | None] = {}
 
     def observe(self, event: Event) -> list[Violation]:
+        problems: list[str] = []
         match event.payload:
             case TranscriptSealed(transcript=transcript, terminal=terminal):
                 if terminal.startswith("infra_error"):
@@ -42,7 +43,6 @@ class Rewards:
                 problems = self._verdict(event.payload)
             case VerdictDisputed(transcript=transcript, first=first, second=second):
                 counted = self._scored.get(transcript) or self._unscored.get(transcript)
-                problems = []
                 if counted != first or first == second:
                     problems.append(f"{transcript}: {second} is disputed against {first}, but {counted} counts")
             case GroupClosed(members=members):
