@@ -1,5 +1,7 @@
 """A simulated environment: latency and failures from the workload, receipts, fencing and revisions as of a real executor.
 
+Every opening and every restore is an incarnation of its own.
+
 Invariants: an action runs at most once per incarnation, whoever asks and however often; its receipt is fixed when it
 starts and is handed out when its latency is over, also to a caller that comes later; a lease older than the newest seen for
 the episode runs nothing.
@@ -55,6 +57,9 @@ class _World:
     runs: dict[ActionId, _Run] = dataclasses.field(default_factory=dict)
 
 
+_EMPTY_REVISION = content_version("pure")
+
+
 class SimulatedEnvironment:
     """`Environment` that follows a workload.
 
@@ -87,6 +92,7 @@ class SimulatedEnvironment:
         self._num_slots = num_slots
         self._slots = Slots(num_slots)
         self._life = 0
+        self._openings = 0
         self._pending = PendingCalls()
         self._worlds: dict[EpisodeId, _World] = {}
         self._highest: dict[EpisodeId, int] = {}
@@ -112,9 +118,14 @@ class SimulatedEnvironment:
             raise _fault(f"{episode}: the environment could not be created", Outcome.REJECTED)
         # Again, since a new owner may have come meanwhile.
         self._fence(episode, lease)
-        start = content_version("start", task.address)
-        self._worlds[episode] = _World(task.index, self.incarnation, start)
-        return Handle(episode, self.incarnation)
+        return self._hold(episode, _World(task.index, "", content_version("start", task.address)))
+
+    def _hold(self, episode: EpisodeId, world: _World) -> Handle:
+        """The handle of a world in a new incarnation; an older world of the episode ends."""
+        self._openings += 1
+        world.incarnation = f"{self.incarnation}.{self._openings}"
+        self._worlds[episode] = world
+        return Handle(episode, world.incarnation)
 
     async def execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:
         self._fence(handle.episode, lease)
@@ -144,18 +155,20 @@ class SimulatedEnvironment:
         drawn = self._drawn(world, action)
         start_s = self._slots.start_s(now_s)
         tool_s = min(drawn.tool_s, deadline_s - start_s)
-        status = ExecutionStatus.TOOL_ERROR if drawn.raises else ExecutionStatus.OK
+        is_known = action.tool == TOOL.name
+        status = ExecutionStatus.OK if is_known and not drawn.raises else ExecutionStatus.TOOL_ERROR
         if tool_s < drawn.tool_s:
             status = ExecutionStatus.TIMEOUT
         end_s = self._slots.take(now_s, tool_s)
         self.effects[action.id] += 1
         world.revision = content_version("action", world.revision, action.arguments_hash, status.value)
+        output = b"o" * drawn.observation_tokens if is_known else b"error: unknown tool"
         receipt = Receipt(
             action_id=action.id,
             token=lease.token,
             status=status,
-            output=b"o" * drawn.observation_tokens,
-            output_bytes=drawn.observation_tokens,
+            output=output,
+            output_bytes=len(output),
             revision=world.revision if self.effect is EffectClass.SNAPSHOT else None,
             metering=Metering(wall_s=tool_s, cpu_s=tool_s * self._draws.workload.tool_cpu_share),
         )
@@ -167,8 +180,8 @@ class SimulatedEnvironment:
 
     async def probe(self, handle: Handle, action_id: ActionId, timeout_s: float) -> Receipt | IncarnationLost | None:
         world = self._worlds.get(handle.episode)
-        if world is None or handle.incarnation != self.incarnation:
-            return IncarnationLost(handle.incarnation, self.incarnation)
+        if world is None or world.incarnation != handle.incarnation:
+            return IncarnationLost(handle.incarnation, self.incarnation if world is None else world.incarnation)
         run = world.runs.get(action_id)
         if run is None:
             return None
@@ -182,7 +195,7 @@ class SimulatedEnvironment:
     async def snapshot(self, handle: Handle, timeout_s: float) -> Address | None:
         world = self._world(handle)
         if self.effect is EffectClass.PURE:
-            return content_version("pure")
+            return _EMPTY_REVISION
         if self.effect is not EffectClass.SNAPSHOT:
             return None
         # The receipts are part of the state: what the revision holds is never run again after a restore.
@@ -191,11 +204,13 @@ class SimulatedEnvironment:
         return world.revision
 
     async def restore(self, handle: Handle, revision: Address, timeout_s: float) -> Handle:
+        if self.effect is EffectClass.PURE and revision == _EMPTY_REVISION:
+            self._world(handle)
+            return handle
         stored = self._revisions.get(handle.episode, {}).get(revision)
         if stored is None:
             raise _fault(f"{handle.episode}: no revision {revision} is stored", Outcome.REJECTED)
-        self._worlds[handle.episode] = dataclasses.replace(stored, incarnation=self.incarnation, runs=dict(stored.runs))
-        return Handle(handle.episode, self.incarnation)
+        return self._hold(handle.episode, dataclasses.replace(stored, runs=dict(stored.runs)))
 
     async def artifact(self, handle: Handle, timeout_s: float) -> bytes:
         self._world(handle)
@@ -203,13 +218,15 @@ class SimulatedEnvironment:
 
     async def claim(self, handle: Handle, final_text: str, timeout_s: float) -> Terminal:
         world = self._world(handle)
-        if final_text and self._draws.episode(world.task_index, handle.episode).is_claimed:
-            return Success()
-        return Failure("not solved" if final_text else "no answer")
+        if not final_text.strip():
+            return Failure("no answer")
+        is_claimed = self._draws.episode(world.task_index, handle.episode).is_claimed
+        return Success() if is_claimed else Failure("not solved")
 
     async def close(self, handle: Handle) -> None:
-        if handle.incarnation == self.incarnation:
-            self._worlds.pop(handle.episode, None)
+        world = self._worlds.get(handle.episode)
+        if world is not None and world.incarnation == handle.incarnation:
+            del self._worlds[handle.episode]
             self._revisions.pop(handle.episode, None)
 
     def crash(self) -> None:
