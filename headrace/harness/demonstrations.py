@@ -47,7 +47,7 @@ def render_demonstration(
     """(ids_T, mask_T): the whole sequence, and which tokens are the policy's own.
 
     Raises:
-        ValueError: when there is no turn, a turn that the harness reads as calls has another number of outputs, a turn without calls is
+        ValueError: when there is no turn, a turn has another number of outputs than calls, a turn without calls is
             not the last one, or the last one is not final.
     """
     if not turns:
