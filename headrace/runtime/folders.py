@@ -6,6 +6,7 @@ from pathlib import Path
 from headrace.errors import ConfigError
 
 JOURNAL = "journal.db"
+BLOBS = "blobs"
 
 
 def cache_folder() -> Path:

@@ -1,0 +1,1 @@
+"""Questions that the simulator answers before a machine is rented."""

@@ -1,0 +1,163 @@
+"""The local composition root: nothing to start first; every worker is a child process of this one.
+
+Invariant: no child outlives the run, however it ends.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headrace.config import Config
+from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
+from headrace.control.publishing import WORKER
+from headrace.control.recorder import Observer
+from headrace.environments.sandbox import SandboxEnvironment, open_sandbox
+from headrace.graders.service import ChildGrader
+from headrace.harness import ChatMLHarness, open_harness
+from headrace.inference.child import ChildInference
+from headrace.ports import TaskSource
+from headrace.processes.child import Child
+from headrace.records.arrays import IntArray
+from headrace.records.ids import PolicyId
+from headrace.records.provenance import PolicyVersion
+from headrace.records.run import WeightsHeld
+from headrace.runtime.folders import BLOBS
+from headrace.runtime.policy import WarmStartReport, prepare_policy
+from headrace.runtime.workers.settings import EngineSettings, GraderSettings, TrainerSettings, command
+from headrace.store.sqlite import SqliteJournal
+from headrace.tasks.reasoning_gym import open_tasks
+from headrace.training.child import ChildTrainer, TrainerHello
+
+START_TIMEOUT_S = 120.0
+CANARY_TASKS = 8
+"""Prompts whose tokens are the canary."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalRun:
+    """A run to be.
+
+    Attributes:
+        config: the checked configuration.
+        folder: its folder, which exists and is empty.
+        observers: called with every event.
+        warm_start: called with progress of the warm start.
+    """
+
+    config: Config
+    folder: Path
+    observers: Sequence[Observer] = ()
+    warm_start: WarmStartReport = lambda _: None
+
+
+async def run_local(run: LocalRun) -> RunSummary:
+    """Runs to the end.
+
+    Raises:
+        HeadraceError: whatever stopped it, already recorded in the journal.
+    """
+    config, folder = run.config, run.folder
+    async with contextlib.AsyncExitStack() as stack:
+        environment = await open_sandbox(config.environment.kind, config.environment.options)
+        stack.push_async_callback(environment.stop)
+        tasks = open_tasks(
+            config.tasks.kind,
+            config.tasks.options,
+            seed=config.run.seed,
+            budget=config.budget,
+            environment=config.environment.kind,
+        )
+        harness = open_harness(config.harness.kind, config.harness.options, environment.tools)
+        policy = await prepare_policy(config, harness, run.warm_start)
+        journal = SqliteJournal(folder, incarnation=f"local-{os.getpid()}")
+        stack.push_async_callback(journal.close)
+        workers = await stack.enter_async_context(_workers(config, folder, policy))
+        hello = msgspec.msgpack.decode(workers.trainer.hello, type=TrainerHello)
+        size_bytes = (folder / BLOBS / hello.weights[:2] / hello.weights).stat().st_size
+        facts = RunFacts(
+            run_id=folder.name,
+            runtime="local",
+            wall_clock=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            resources={"cores": float(len(os.sched_getaffinity(0)))},
+            initial=PolicyVersion(hello.policy_id, hello.version, hello.weights),
+            initial_bytes=size_bytes,
+            canary=canary_of(tasks, harness),
+            copies=_copies(hello.policy_id, size_bytes),
+        )
+        ports = Ports(
+            tasks=tasks,
+            harness=harness,
+            inference=ChildInference(workers.engine),
+            environment=environment,
+            grader=workers.grader,
+            trainer=ChildTrainer(workers.trainer),
+            journal=journal,
+        )
+        watch = (workers.engine.wait_lost(), workers.trainer.wait_lost())
+        return await Orchestrator(config, ports, facts, observers=run.observers, watch=watch).run()
+
+
+def canary_of(tasks: TaskSource, harness: ChatMLHarness) -> list[IntArray]:
+    """Fixed token sequences on which engine and trainer are compared: the first held-out prompts."""
+    prompts = [harness.open(task) for task in tasks.held_out()[:CANARY_TASKS]]
+    return [np.concatenate([segment.ids_T for segment in segments]) for segments in prompts]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Workers:
+    engine: Child
+    trainer: Child
+    grader: ChildGrader
+
+
+@contextlib.asynccontextmanager
+async def _workers(config: Config, folder: Path, policy: Path) -> AsyncIterator[_Workers]:
+    """Engine, trainer and grader, started side by side and closed in any case."""
+    engine_settings = EngineSettings(config.inference.options, str(policy), str(folder / BLOBS), threads=1)
+    trainer_settings = TrainerSettings(
+        config.trainer.options, str(policy), str(folder), config.policy.policy_id, config.algorithm
+    )
+    grader_settings = GraderSettings(config.grader.kind, config.grader.options)
+
+    def start_grader() -> "asyncio.Future[Child]":
+        return asyncio.ensure_future(_start("grader", command("grader", grader_settings)))
+
+    starts = [
+        asyncio.ensure_future(_start(WORKER, command("engine", engine_settings))),
+        asyncio.ensure_future(_start("trainer", command("trainer", trainer_settings))),
+        start_grader(),
+    ]
+    started = await asyncio.gather(*starts, return_exceptions=True)
+    children = [child for child in started if isinstance(child, Child)]
+    try:
+        for failure in started:
+            if isinstance(failure, BaseException):
+                raise failure
+        engine, trainer, grader = children
+        grading = ChildGrader(grader, start_grader)
+        try:
+            yield _Workers(engine, trainer, grading)
+        finally:
+            await grading.close()
+    finally:
+        await asyncio.gather(*(child.close() for child in children))
+
+
+async def _start(name: str, argv: list[str]) -> Child:
+    return await Child.start(name, argv, start_timeout_s=START_TIMEOUT_S, env={"OMP_NUM_THREADS": "1"})
+
+
+def _copies(policy_id: PolicyId, size_bytes: int) -> tuple[WeightsHeld, ...]:
+    """Every copy of weights that a local run holds: AdamW keeps two moments beside the parameters."""
+    return (
+        WeightsHeld("policy (served)", policy_id, WORKER, "cpu", size_bytes),
+        WeightsHeld("policy (trained)", policy_id, "trainer", "cpu", size_bytes),
+        WeightsHeld("optimizer moments", policy_id, "trainer", "cpu", 2 * size_bytes),
+    )

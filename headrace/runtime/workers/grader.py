@@ -1,0 +1,17 @@
+"""Main of the grader's process: the only one that makes answers."""
+
+from headrace.graders.reasoning_gym import open_grader_core
+from headrace.graders.service import grader_service
+from headrace.processes.serve import Server
+from headrace.runtime.workers.settings import GraderSettings, parse
+
+
+def main() -> None:
+    """Serves one grader."""
+    settings, fd = parse(GraderSettings)
+    core = open_grader_core(settings.kind, settings.options)
+    grader_service(core, Server(fd, core.version.encode("ascii")))
+
+
+if __name__ == "__main__":
+    main()

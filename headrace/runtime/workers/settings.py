@@ -1,0 +1,78 @@
+"""What a parent tells its children on their command line, as JSON after `--settings`."""
+
+import argparse
+import sys
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.config import AlgorithmSection, Config
+
+T = TypeVar("T")
+
+
+class EngineSettings(msgspec.Struct, frozen=True):
+    """Attributes:
+    options: `EngineOptions` as plain values.
+    policy: folder with the model's configuration.
+    blobs: folder of weights by content address.
+    threads: torch threads.
+    """
+
+    options: dict[str, Any]
+    policy: str
+    blobs: str
+    threads: int
+
+
+class TrainerSettings(msgspec.Struct, frozen=True):
+    """Attributes:
+    options: `TrainerOptions` as plain values.
+    policy: folder with version 0.
+    run: folder of the run, whose journal is read and whose blobs are written.
+    policy_id: name of the policy.
+    algorithm: the learning signal.
+    """
+
+    options: dict[str, Any]
+    policy: str
+    run: str
+    policy_id: str
+    algorithm: AlgorithmSection
+
+
+class GraderSettings(msgspec.Struct, frozen=True):
+    """Attributes:
+    kind: which grader.
+    options: its options as plain values.
+    """
+
+    kind: str
+    options: dict[str, Any]
+
+
+class WarmStartJob(msgspec.Struct, frozen=True):
+    """Attributes:
+    config: the whole configuration.
+    out: folder to make.
+    """
+
+    config: Config
+    out: str
+
+
+def command(module: str, settings: msgspec.Struct) -> list[str]:
+    """The command line of a worker of ours."""
+    text = msgspec.json.encode(settings).decode()
+    return [sys.executable, "-m", f"headrace.runtime.workers.{module}", "--settings", text]
+
+
+def parse(kind: type[T]) -> tuple[T, int]:
+    """(settings, channel descriptor) of this process."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--settings", required=True)
+    parser.add_argument("--channel-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    return msgspec.json.decode(arguments.settings, type=kind), arguments.channel_fd
+
+
