@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.environments.inline import InlineEnvironment
+from headrace.environments.sandbox.environment import SandboxEnvironment
+from headrace.environments.sandbox.options import SandboxOptions
 from headrace.environments.sessions import SessionEnvironment
 from headrace.errors import EnvironmentFault, Outcome
 from headrace.ports import Environment, Handle
@@ -30,7 +32,16 @@ async def inline() -> AsyncIterator[SessionEnvironment]:
     await environment.stop()
 
 
-MAKERS = {"inline": inline}
+@asynccontextmanager
+async def sandbox() -> AsyncIterator[SessionEnvironment]:
+    environment = SandboxEnvironment(SandboxOptions(tools=("calculator",)))
+    try:
+        yield environment
+    finally:
+        await environment.stop()
+
+
+MAKERS = {"inline": inline, "sandbox": sandbox}
 
 
 def lease(token: int = 1) -> Lease:

@@ -168,8 +168,8 @@ def test_a_stopped_child_is_lost_after_silence_long_before_the_deadline() -> Non
 
 def test_a_child_in_a_long_computation_is_not_taken_for_dead() -> None:
     async def scenario() -> None:
-        child = await start(options=ChildOptions(silence_s=1.6))
-        await child.call("compute", b"2.5", timeout_s=TIMEOUT_S)
+        child = await start(options=ChildOptions(silence_s=1.3))
+        await child.call("compute", b"1.6", timeout_s=TIMEOUT_S)
         await child.close()
 
     run(scenario())

@@ -1,0 +1,27 @@
+"""Entry point of a sandboxed process: confine first, then say hello, then serve until the channel closes."""
+
+import json
+import os
+import sys
+
+from headrace.environments.sandbox.inside import wire
+from headrace.environments.sandbox.inside.confine import confine
+
+
+def main(arguments: list[str]) -> None:
+    """Arguments: tool, limits as JSON, size of shown output in bytes, `--channel-fd`, its number."""
+    tool, limits, output_bytes, _, channel = arguments
+    fd = int(channel)
+    os.set_inheritable(fd, False)
+    if tool == "python":
+        from headrace.environments.sandbox.inside.interpreter import Interpreter
+
+        # Its pipe and its thread come before the limits and the filter.
+        interpreter = Interpreter(int(output_bytes))
+        serve = interpreter.serve
+    else:
+        from headrace.environments.sandbox.inside.calculating import serve
+    missing = confine(json.loads(limits))
+    sys.path[:] = [folder for folder in sys.path if "headrace" not in folder and folder != "/sandbox"]
+    wire.send(fd, wire.HELLO, payload=json.dumps(missing).encode())
+    serve(fd)

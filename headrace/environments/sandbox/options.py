@@ -1,0 +1,73 @@
+"""The sandbox's options, and what it says about its own strength."""
+
+from typing import Literal
+
+import msgspec
+
+ToolName = Literal["calculator", "python"]
+Level = Literal["bubblewrap_root", "bubblewrap", "rlimits"]
+
+
+class SandboxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bounds of one sandbox; a policy that reaches one gets a receipt that says so.
+
+    Attributes:
+        tools: which tools are offered; with `python` the environment is resettable, without it pure.
+        workers: calculator processes, and fresh interpreters kept ready.
+        wall_s: seconds of one call; a tool that takes longer is stopped.
+        cpu_s: CPU seconds of one interpreter over its life.
+        memory_bytes: address space of one process, and of a whole sandbox where control groups can be written.
+        processes: processes and threads of one sandbox.
+        open_files: open files of one process.
+        output_bytes: bytes of output shown; the middle of a longer one is cut.
+        file_bytes: size of one file.
+        scratch_bytes: size of the scratch folder, which lies in memory.
+        scratch_files: files and folders in it.
+        artifact_bytes: size of what is handed to the grader.
+        start_s: seconds in which a sandbox has to come up.
+        level: strongest isolation to try; weaker ones follow.
+        allow_weak_isolation: accept a platform without name spaces, where tools run with resource limits alone.
+    """
+
+    tools: tuple[ToolName, ...] = ("calculator",)
+    workers: int = 1
+    wall_s: float = 5.0
+    cpu_s: int = 10
+    memory_bytes: int = 256 * 1024 * 1024
+    processes: int = 16
+    open_files: int = 64
+    output_bytes: int = 16_384
+    file_bytes: int = 16 * 1024 * 1024
+    scratch_bytes: int = 32 * 1024 * 1024
+    scratch_files: int = 1024
+    artifact_bytes: int = 1024 * 1024
+    start_s: float = 20.0
+    level: Level = "bubblewrap_root"
+    allow_weak_isolation: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.tools or len(set(self.tools)) != len(self.tools):
+            raise ValueError(
+                f"environment.options.tools is {self.tools}; name each of calculator and python at most once"
+            )
+        least = {"workers": 1, "output_bytes": 256, "memory_bytes": 64 * 1024 * 1024, "processes": 4, "open_files": 16}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            bound = least.get(name, 0)
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and (value <= 0 or value < bound):
+                raise ValueError(f"environment.options.{name} is {value}; it must be at least {bound or 'above 0'}")
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """How strong the sandbox of this run is.
+
+    Attributes:
+        level: `bubblewrap_root` (name spaces, another user), `bubblewrap` (name spaces of an ordinary user) or
+            `rlimits` (resource limits alone).
+        metering: `cgroup2`, `cgroup1` or `rusage`.
+        missing: what this platform could not confine, in words.
+    """
+
+    level: Level
+    metering: str
+    missing: tuple[str, ...]
