@@ -153,7 +153,8 @@ def _read_config(policy_dir: Path, options: EngineOptions) -> Any:
         config = AutoConfig.from_pretrained(policy_dir, local_files_only=True)
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise ConfigError(f"{policy_dir}: no readable model configuration: {error}") from error
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) or options.context
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention" if window >= options.context else "sliding"])
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if kinds != {"full_attention"} or rope in _UNSUPPORTED_ROPE:
         raise ConfigError(
