@@ -282,7 +282,9 @@ class GroupCommitJournal:
         return self._head.hex()
 
     async def close(self) -> None:
-        """Commits what is pending and frees everything; nothing is accepted afterwards. Safe to call twice.
+        """Commits what is pending and frees everything; nothing is accepted, and nothing on disk read, afterwards.
+
+        Safe to call twice.
 
         Raises:
             StoreError: when the last commit failed.

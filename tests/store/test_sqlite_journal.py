@@ -222,7 +222,7 @@ def test_kill_9_takes_back_no_acknowledged_event_and_the_next_writer_goes_on(tmp
         assert journal.append(IDLE, key="engine") == len(stored) + 1
         await journal.close()
 
-    for acknowledgements in (1, 40, 200):
+    for acknowledgements in (1, 100):
         acknowledged = kill_while_writing(tmp_path, acknowledgements)
         run(reopen())
 
