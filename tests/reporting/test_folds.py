@@ -10,6 +10,7 @@ from headrace.records.execution import ExecutionStatus
 from headrace.records.ids import PolicyRef
 from headrace.records.run import WeightsHeld, WorkerState
 from headrace.records.terminal import Failure, InfraError, Limit, Success, Truncated
+from headrace.records.trajectory import TranscriptSealed
 from headrace.records.verdict import VerdictDisputed
 from headrace.reporting.folds.funnel import Funnel
 from headrace.reporting.report import RunReport, encode_report, report_run
@@ -136,7 +137,11 @@ def test_disputed_verdicts_discount_the_information_and_none_leave_it_whole():
     log = two_updates()
     assert report_of(log).information.strata[0].flip_rate is None
     assert report_of(log).information.strata[0].kappa == 1.0
-    address = next(e.payload.transcript for e in log.events if e.kind == "transcript_sealed" and e.key == "train.0.0.0")
+    address = next(
+        event.payload.transcript
+        for event in log.events
+        if isinstance(event.payload, TranscriptSealed) and event.key == "train.0.0.0"
+    )
     before = report_of(log).information.strata[0].trained
     for number in range(1, 10):
         log.judge(30.0, address, 1.0, try_number=number)
@@ -170,7 +175,7 @@ def test_rates_backlog_and_starvation_follow_from_selection_and_activation():
     assert flow.trainer_busy_s == pytest.approx(6.0)
     assert flow.trainer_capacity == pytest.approx(2 / 6)
     assert flow.starvation == pytest.approx(1 - 6 / 15)
-    assert flow.arrival_rate == pytest.approx(3 / 36)
+    assert flow.arrival_rate == pytest.approx(3 / 15)
     assert flow.trained_tokens == 5 * 4
     assert flow.generated_tokens == 8 * 4
     assert flow.environment_share == pytest.approx(2.0 / (36 * 2))

@@ -20,7 +20,8 @@ class Flow(msgspec.Struct, frozen=True):
     Attributes:
         wall_s: first event to last, seconds.
         admitted_rate: groups admitted per second.
-        arrival_rate: effective lambda: groups that became ready with enough rewards, per second.
+        arrival_rate: effective lambda: groups that became ready with enough rewards, per second, between the first
+            version's activation and the last; over the run when nothing trained.
         trainer_capacity: mu: groups trained per busy second of the trainer; None when nothing trained.
         trainer_busy_s: selection to activation, summed over updates, seconds.
         starvation: idle share of the trainer between the first version's activation and the last; None without updates.
@@ -114,7 +115,7 @@ class FlowRates:
         return Flow(
             wall_s=wall_s,
             admitted_rate=ratio(len(groups), wall_s),
-            arrival_rate=ratio(sum(group.was_ready for group in groups), wall_s),
+            arrival_rate=self._arrival_rate(),
             trainer_capacity=ratio(num_trained, working / 1e9) if num_trained else None,
             trainer_busy_s=working / 1e9,
             starvation=self._starvation(),
@@ -189,6 +190,12 @@ class FlowRates:
         if not work or first is None or work[-1][1] <= first:
             return None
         return first, work[-1][1]
+
+    def _arrival_rate(self) -> float | None:
+        window = self._training_window() or (self._index.start_ns or 0, self._index.now_ns)
+        ready = [group.closed_ns for group in self._index.groups.values() if group.was_ready]
+        inside = sum(closed_ns is not None and window[0] <= closed_ns <= window[1] for closed_ns in ready)
+        return ratio(inside, (window[1] - window[0]) / 1e9)
 
     def _starvation(self) -> float | None:
         window = self._training_window()

@@ -1,0 +1,425 @@
+"""The report as titled lines and grids of text, for a terminal and for a page alike.
+
+Invariant: every figure has its unit and an absent one is "–"; all text from tasks, policies and tools is inert.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from headrace.reporting.folds.heldout import Rate, Round
+from headrace.reporting.plaintext import one_line
+from headrace.reporting.quantities import ABSENT, duration, number, percent, size
+from headrace.reporting.report import RunReport
+
+T = TypeVar("T")
+
+_FEW = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Cells of text under headings.
+
+    Attributes:
+        columns: headings.
+        rows: cells, one for each heading.
+        left: so many leading columns are names and stand to the left; the rest are figures.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A titled part of the report.
+
+    Attributes:
+        name: short, for links.
+        title: for people.
+        items: lines of text and grids, in order.
+    """
+
+    name: str
+    title: str
+    items: tuple[str | Grid, ...]
+
+
+def sections(report: RunReport, *, is_full: bool) -> tuple[Section, ...]:
+    """All sections; without `is_full` long grids are thinned out to what fits a screen."""
+    builders: tuple[tuple[str, str, Callable[[RunReport, bool], Iterator[str | Grid]]], ...] = (
+        ("held-out", "Held-out success: tasks that never train, 95% Wilson intervals", _held_out),
+        ("information", "Effective training information, in effective trajectories", _information),
+        ("funnel", "Stage funnel", _funnel),
+        ("strata", "Training groups by difficulty, family, length and duration", _strata),
+        ("stages", "Waiting per stage, and Little's law", _stages),
+        ("flow", "Flow", _flow),
+        ("updates", "Updates", _updates),
+        ("workers", "Where the workers' time went, and copies of weights", _workers),
+        ("limits", "Timeouts and other limits", _limits),
+        ("claims", "The environment's claim against the verdict, in episodes", _claims),
+    )
+    return tuple(Section(name, title, tuple(build(report, is_full))) for name, title, build in builders)
+
+
+def headline(report: RunReport) -> list[str]:
+    """What the run was, in a few lines."""
+    facts = report.facts
+    used = ", ".join(f"{number(amount)} {one_line(name)}" for name, amount in facts.resources.items()) or ABSENT
+    planned = ABSENT if facts.updates_planned is None else str(facts.updates_planned)
+    seed = ABSENT if facts.seed is None else str(facts.seed)
+    lines = [
+        f"{one_line(facts.ending or 'no end recorded')}: {facts.updates_done}/{planned} updates in "
+        f"{duration(facts.wall_s)} on {used}",
+        f"runtime {one_line(facts.runtime)}  seed {seed}  {one_line(facts.wall_clock)}".rstrip(),
+    ]
+    if facts.runtime == "simulated":
+        lines.append("Simulated: these figures show scheduling behaviour, not hardware.")
+    if facts.starts > 1:
+        lines.append(f"{facts.starts} processes worked on this run, one after the other.")
+    return lines
+
+
+def interval(rate: Rate) -> str:
+    """The 95% interval of a rate."""
+    return ABSENT if rate.low is None or rate.high is None else f"{percent(rate.low)} to {percent(rate.high)}"
+
+
+def per_resource(name: str) -> str:
+    """Unit of a resource-hour: `cores` gives `core-hour`."""
+    return f"{one_line(name).removesuffix('s')}-hour"
+
+
+def _held_out(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    held_out = report.held_out
+    if not held_out.rounds:
+        yield f"{ABSENT} no held-out round was completed"
+        return
+    shown = [
+        item
+        for temperature in held_out.temperatures
+        for item in _thinned(held_out.at(temperature), None if is_full else 3)
+    ]
+    yield Grid(
+        ("temperature", "version", "success", "95% interval", "episodes", "unscored", "round took"),
+        tuple(_round(item) for item in shown),
+    )
+    last = [held_out.at(temperature)[-1] for temperature in held_out.temperatures]
+    names = sorted({("difficulty", s.name) for r in last for s in r.difficulties}) + sorted(
+        {("family", s.name) for r in last for s in r.families}
+    )
+    yield Grid(
+        ("last round by", "", *(f"temperature {item.temperature:g}" for item in last)),
+        tuple((kind, one_line(name, 40), *(_stratum_rate(item, kind, name) for item in last)) for kind, name in names),
+        left=2,
+    )
+
+
+def _round(item: Round) -> tuple[str, ...]:
+    rate = item.overall
+    return (
+        f"{item.temperature:g}",
+        str(item.version),
+        percent(rate.rate),
+        interval(rate),
+        f"{rate.successes}/{rate.graded}",
+        str(item.unscored),
+        duration(item.wall_s),
+    )
+
+
+def _stratum_rate(item: Round, kind: str, name: str) -> str:
+    found = {s.name: s.rate for s in (item.difficulties if kind == "difficulty" else item.families)}.get(name)
+    if found is None:
+        return ABSENT
+    return f"{percent(found.rate)} ({found.successes}/{found.graded}), {interval(found)}"
+
+
+def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    info = report.information
+    yield f"{number(info.total)} in {duration(info.hours * 3600)}: {number(info.per_hour)} per hour" + "".join(
+        f", {number(item.information_per_hour)} per {per_resource(item.name)} ({number(item.hours)} used)"
+        for item in info.resources
+    )
+    yield (
+        f"environment CPU {duration(info.environment_cpu_s)}, trainer compute {duration(info.trainer_compute_s)}; groups "
+        f"that count nothing: {info.duplicate_groups} duplicates, {info.unweighted_groups} without weights, "
+        f"{info.unknown_groups} never closed"
+    )
+    if info.strata:
+        yield Grid(
+            ("difficulty", "groups trained", "information", "on offer", "retention", "verdict flips", "kappa"),
+            tuple(
+                (
+                    one_line(row.difficulty, 30),
+                    str(row.groups),
+                    number(row.trained),
+                    number(row.offered),
+                    percent(row.retention),
+                    percent(row.flip_rate),
+                    number(row.kappa),
+                )
+                for row in info.strata
+            ),
+        )
+    if info.regrades:
+        flips = f"{info.disputes} of {info.regrades} repeated gradings differed"
+    else:
+        flips = "no transcript was graded twice, so kappa is not measured and taken as 1"
+    yield f"Weights: effective sample size of the whole batch. Verdict flips: {flips}."
+
+
+def _funnel(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    funnel = report.funnel
+    yield Grid(
+        ("stage", "unit", *funnel.purposes),
+        tuple((row.stage, row.unit, *(f"{row.counts[p]:,}" for p in funnel.purposes)) for row in funnel.stages),
+        left=2,
+    )
+    yield Grid(
+        ("what happened", "", *funnel.purposes),
+        tuple(
+            (row.stage, one_line(row.reason, 60), *(f"{row.counts[p]:,}" for p in funnel.purposes))
+            for row in funnel.outcomes
+        ),
+        left=2,
+    )
+    tasks, word = funnel.frontier, "holds" if funnel.is_conserved else "IS BROKEN"
+    yield (
+        f"drawn {tasks.drawn:,} = trained {tasks.trained:,} + filtered {tasks.filtered:,} + abandoned "
+        f"{tasks.abandoned:,} + open {tasks.open:,}: {word}"
+    )
+
+
+def _strata(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    drift = {row.difficulty: row.mean_drift for row in report.order.strata}
+    tables = {
+        "difficulty": report.strata.difficulty,
+        "family": report.strata.family,
+        "length": report.strata.length,
+        "duration": report.strata.duration,
+    }
+    yield Grid(
+        ("by", "stratum", "drawn", "trained", "filtered", "abandoned", "cut off", "kept", "reward", "drift"),
+        tuple(
+            (
+                kind,
+                one_line(row.stratum, 28),
+                f"{row.drawn:,}",
+                f"{row.trained:,}",
+                f"{row.filtered:,}",
+                f"{row.abandoned:,}",
+                f"{row.cut_off:,}",
+                percent(row.trained_share),
+                number(row.mean_reward),
+                _signed(drift.get(row.stratum)) if kind == "difficulty" else "",
+            )
+            for kind, rows in tables.items()
+            for row in rows
+        ),
+        left=2,
+    )
+    yield (
+        "kept: trained of those decided; cut off: open when the log ends, or closed by the end of the run. drift: groups "
+        "trained so many places later than their turn."
+    )
+    if report.order.strata:
+        yield Grid(
+            ("mix by difficulty", "offered", "trained", "furthest behind", "furthest ahead"),
+            tuple(
+                (
+                    one_line(row.difficulty, 30),
+                    percent(row.drawn_share),
+                    percent(row.trained_share),
+                    _signed(row.max_drift),
+                    _signed(row.min_drift),
+                )
+                for row in report.order.strata
+            ),
+        )
+    rejections = report.strata.rejections if is_full else report.strata.rejections[:_FEW]
+    if rejections:
+        yield Grid(
+            ("rejected as", "reason", "difficulty", "groups", "mean tokens", "mean duration", "oldest lag"),
+            tuple(
+                (
+                    row.state,
+                    one_line(row.reason, 60 if is_full else 32),
+                    one_line(row.difficulty, 16),
+                    f"{row.groups:,}",
+                    number(row.mean_tokens),
+                    duration(row.mean_duration_s),
+                    number(row.oldest_lag),
+                )
+                for row in rejections
+            ),
+            left=3,
+        )
+
+
+def _stages(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    stages = report.stages
+    little = {row.stage: row for row in stages.little}
+    yield Grid(
+        ("stage", "left", "inside", "mean", "p50", "p95", "L", "λW", "residual", ""),
+        tuple(
+            (
+                row.stage,
+                f"{row.left:,} {row.unit}",
+                str(row.inside),
+                duration(row.mean_s),
+                duration(row.p50_s),
+                duration(row.p95_s),
+                number(little[row.stage].measured),
+                number(little[row.stage].expected),
+                percent(little[row.stage].residual),
+                "" if little[row.stage].is_stationary else "not stationary",
+            )
+            for row in stages.waits
+        ),
+    )
+    yield (
+        "L is the counted mean number inside, λ arrivals, W the mean stay of what left, from "
+        f"{duration(stages.window_s[0])} to {duration(stages.window_s[1])}. Quantiles are exact."
+    )
+
+
+def _flow(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    flow, stages = report.flow, report.stages
+    environment = f"{duration(flow.environment_cpu_s)}, {percent(flow.environment_share)} of the cores"
+    yield Grid(
+        ("figure", "value", "figure", "value"),
+        (
+            (
+                "λ, groups ready",
+                _rate(flow.arrival_rate, "groups/s"),
+                "μ, trainer capacity",
+                _rate(flow.trainer_capacity, "groups/busy s"),
+            ),
+            ("trainer idle", percent(flow.starvation), "trainer at work", duration(flow.trainer_busy_s)),
+            (
+                "ready, first third",
+                _rate(flow.backlog_start, "groups"),
+                "ready, last third",
+                _rate(flow.backlog_end, "groups"),
+            ),
+            ("queue age p50", duration(stages.queue_age_p50_s), "queue age p95", duration(stages.queue_age_p95_s)),
+            ("sampled", _rate(flow.generated_rate, "tokens/s"), "trained", _rate(flow.trained_rate, "tokens/s")),
+            ("environment CPU", environment, "trained with a signal", _rate(flow.signal_rate, "tokens/s")),
+            (
+                "engine paused by swaps",
+                duration(flow.engine_pause_s),
+                "cache rebuilt",
+                f"{flow.rebuilt_tokens:,} tokens",
+            ),
+        ),
+        left=4,
+    )
+    yield flow.verdict
+
+
+def _updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    updates = report.updates
+    if not updates.updates:
+        yield f"{ABSENT} no update was made"
+        return
+    yield Grid(
+        ("update", "reward", "lag", "mean lag", "span", "ESS", "weight", "mismatch", "KL to last", "train", "publish"),
+        tuple(
+            (
+                str(item.update),
+                number(item.mean_reward),
+                number(item.oldest_lag),
+                number(item.mean_lag),
+                number(item.max_span),
+                number(item.ess_fraction),
+                number(item.mean_weight),
+                number(item.mismatch, 2),
+                number(item.kl_to_previous, 2),
+                duration(item.train_s),
+                duration(item.publish_s),
+            )
+            for item in _thinned(updates.updates, None if is_full else 8)
+        ),
+    )
+    yield (
+        f"engine/trainer log-prob difference at most {number(updates.largest_mismatch, 2)} nats on fresh tokens; lag at "
+        f"most {number(updates.largest_lag)} updates (p95 {number(updates.lag_p95)}, token-weighted mean "
+        f"{number(updates.mean_lag)}); span at most {number(updates.largest_span)}; smallest ESS fraction "
+        f"{number(updates.smallest_ess)}"
+    )
+
+
+def _workers(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    workers = report.workers
+    if workers.workers:
+        states = tuple(workers.workers[0].states_ns)
+        yield Grid(
+            ("worker", *states, "sums to wall time"),
+            tuple(
+                (
+                    one_line(row.worker),
+                    *(percent(row.shares.get(state)) for state in states),
+                    "yes" if row.sums_to_wall else "NO",
+                )
+                for row in workers.workers
+            ),
+        )
+        yield f"Shares of {duration(workers.wall_ns / 1e9)}."
+    if workers.copies:
+        rows = [
+            (one_line(c.role), one_line(c.policy_id), one_line(c.worker), one_line(c.device), size(c.size_bytes))
+            for c in workers.copies
+        ]
+        total = ("all copies", "", "", "", size(workers.weights_bytes))
+        yield Grid(("copy of weights", "policy", "worker", "device", "size"), (*rows, total), left=4)
+
+
+def _limits(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    if not report.limits.counts:
+        yield f"none was reached in {report.limits.episodes:,} episodes"
+        return
+    yield Grid(
+        ("kind", "limit", "count", "unit"),
+        tuple((row.kind, one_line(row.name), f"{row.count:,}", row.unit) for row in report.limits.counts),
+        left=2,
+    )
+    yield f"in {report.limits.episodes:,} sealed episodes of every purpose"
+
+
+def _claims(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    found = report.claims
+    yield Grid(
+        ("purpose", "claim", "verdict success", "partial", "failure", "absent", "disagree"),
+        tuple(
+            (
+                row.purpose,
+                one_line(row.claim),
+                f"{row.success:,}",
+                f"{row.partial:,}",
+                f"{row.failure:,}",
+                f"{row.absent:,}",
+                f"{row.disagreements:,}",
+            )
+            for row in found.rows
+        ),
+        left=2,
+    )
+    yield f"{found.disagreements:,} of {found.compared:,} comparable claims differ from the verdict ({percent(found.rate)})"
+
+
+def _thinned(items: Sequence[T], most: int | None) -> list[T]:
+    """First, last, and evenly spaced ones between, at most so many."""
+    if most is None or len(items) <= most:
+        return list(items)
+    return [items[(len(items) - 1) * i // (most - 1)] for i in range(most)]
+
+
+def _signed(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:+.3g}"
+
+
+def _rate(value: float | None, unit: str) -> str:
+    return ABSENT if value is None else f"{number(value)} {unit}"

@@ -1,0 +1,126 @@
+"""One episode as text, from the store's own view of a run on disk."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+from lawful_run import lawful_steps, write_run
+
+from headrace.records.arrays import IntArray
+from headrace.records.ids import EpisodeId
+from headrace.records.segment import Origin
+from headrace.reporting.show import show_episode
+from headrace.store import EpisodeView, InlineCommit, SqliteJournal, inspect_episode, open_reader
+
+
+def decode(ids: IntArray) -> str:
+    return " ".join(f"t{int(token)}" for token in ids)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+
+    async def work() -> None:
+        journal = SqliteJournal(path, incarnation="life", runner=InlineCommit())
+        await journal.durable(write_run(journal, lawful_steps()))
+        await journal.close()
+
+    asyncio.run(work())
+    return path
+
+
+def view(folder: Path, episode: str) -> EpisodeView:
+    with open_reader(folder) as reader:
+        return inspect_episode(reader, EpisodeId.parse(episode))
+
+
+def test_turns_calls_masks_versions_and_the_verdict_with_evidence_are_shown(folder: Path):
+    found = view(folder, "train.0.1.0")
+    text = show_episode(found, decode)
+    assert found.transcript is not None
+    for name in ("task", "policy", "harness", "environment", "grader"):
+        assert f"  {name} " in text
+    assert 'calculator {"expression":"1+1"}' in text
+    assert text.count("trained, policy@") == sum(1 for _ in found.transcript.sampled())
+    assert text.count(", masked") == sum(
+        segment.origin is not Origin.POLICY for path in found.transcript.paths for segment in path.segments
+    )
+    assert f"{found.transcript.num_sampled_tokens} tokens trained" in text
+    assert "verdict    absent: " in text
+    assert "verdict    answer 1" in text
+    assert "evidence   compared with 2" in text
+    assert "disputed   1 later, different verdicts" in text
+    assert "reward     1" in text
+    assert "trained    in update 1 on version 0, use 1, advantage 0.500, weight 1" in text
+
+
+def test_log_probs_are_listed_per_token_on_request_only(folder: Path):
+    found = view(folder, "train.0.1.0")
+    assert found.transcript is not None
+    plain, listed = show_episode(found, decode), show_episode(found, decode, has_logprobs=True)
+    first = next(found.transcript.sampled())
+    logprobs_T = first.behavior_logprobs_T
+    assert logprobs_T is not None
+    cell = f"'t{int(first.ids_T[0])}' {float(logprobs_T[0]):.4f}"
+    assert cell in listed
+    assert cell not in plain
+
+
+def test_every_episode_of_a_run_can_be_shown_and_an_absent_reward_is_no_zero(folder: Path):
+    with open_reader(folder) as reader:
+        names = [event.key for event in reader.events() if event.kind == "episode_started"]
+    texts = {name: show_episode(view(folder, name), decode) for name in names}
+    assert len(texts) > 5
+    absent = [text for text in texts.values() if "reward     –" in text]
+    assert absent
+    assert all("reward     0" not in text for text in absent)
+
+
+def test_an_open_episode_is_said_to_be_open(folder: Path):
+    found = msgspec.structs.replace(
+        view(folder, "train.0.1.0"), transcript=None, terminal=None, side=None, verdicts=(), member=None, uses=()
+    )
+    text = show_episode(found, decode)
+    assert "not sealed" in text
+    assert "verdict    absent" in text
+    assert 'calculator {"expression":"1+1"}  observed' in text
+
+
+def test_escapes_in_policy_and_tool_text_are_inert(folder: Path):
+    found = view(folder, "train.0.1.0")
+    assert found.task is not None
+    hostile = msgspec.structs.replace(found, task=msgspec.structs.replace(found.task, question="a\x1b[2Jb\u202ec"))
+    text = show_episode(hostile, lambda ids: "\x1b]0;owned\x07\r" + decode(ids))
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert "\u202e" not in text
+    assert r"\x1b]0;owned\x07\x0d" in text
+    assert r"a\x1b[2Jb\u202ec" in text
+
+
+def test_the_view_needs_no_store():
+    """Any record with the fields will do."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Bare:
+        episode: EpisodeId = EpisodeId.parse("train.1.0.0")  # noqa: RUF009
+        task: None = None
+        pin_version: int | None = 3
+        claims: tuple[int, ...] = (4, 9)
+        turns: tuple[()] = ()
+        terminal: None = None
+        transcript_address: None = None
+        transcript: None = None
+        side: None = None
+        verdicts: tuple[()] = ()
+        disputes: tuple[()] = ()
+        member: None = None
+        rejection: None = None
+        uses: tuple[()] = ()
+
+    text = show_episode(Bare(), decode)
+    assert "pinned     to version 3" in text
+    assert "leases     4, 9" in text
