@@ -228,15 +228,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_until_complete(self, future: Any) -> Any:
         """Result of the coroutine or future. Raises what it raises, and what `run_forever` raises."""
         awaited = asyncio.ensure_future(future, loop=self)
-
-        def stop(_: Any) -> None:
-            self.stop()
-
-        awaited.add_done_callback(stop)
+        awaited.add_done_callback(_stop_loop)
         try:
             self.run_forever()
         finally:
-            awaited.remove_done_callback(stop)
+            awaited.remove_done_callback(_stop_loop)
         if not awaited.done():
             raise RuntimeError("Event loop stopped before the future completed")
         return awaited.result()
@@ -333,11 +329,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._exception_handler is not None:
             self._exception_handler(self, context)
             return
-        error = context.get("exception") or RuntimeError(str(context.get("message")))
-        self._unhandled.append(error)
+        self._unhandled.append(context.get("exception") or RuntimeError(str(context.get("message"))))
 
-    def default_exception_handler(self, context: dict[str, Any]) -> None:
-        self.call_exception_handler(context)
+    default_exception_handler = call_exception_handler
 
     def set_exception_handler(self, handler: Any) -> None:
         self._exception_handler = handler
@@ -365,6 +359,10 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
 for _name in vars(asyncio.AbstractEventLoop):
     if not _name.startswith("__") and _name not in vars(VirtualLoop):
         setattr(VirtualLoop, _name, _refusal(_name))
+
+
+def _stop_loop(awaited: "asyncio.Future[Any]") -> None:
+    awaited.get_loop().stop()
 
 
 def _draws(seed: int) -> Iterator[float]:

@@ -96,7 +96,10 @@ class SimulatedTrainer:
         """Log-ratios with the drift of the cost model: exp of the sum has expectation 1, so weights are unbiased."""
         drift = self._cost.drift
         variance = sum(tokens * (drift * (version - old)) ** 2 for old, tokens in count.by_version)
-        noise = stream(self._seed, "trainer", "ratio", row.transcript, row.path, version).standard_normal()
+        noise = 0.0
+        if variance:
+            generator = stream(self._seed, "trainer", "ratio", row.transcript, row.path, version)
+            noise = float(generator.standard_normal())
         lag = max((version - old for old, _ in count.by_version), default=0)
         # The expected largest of n absolute normal draws, to leading order.
         spread = math.sqrt(2.0 * math.log(max(2, 2 * count.total)))
@@ -104,7 +107,7 @@ class SimulatedTrainer:
             transcript=row.transcript,
             path=row.path,
             num_tokens=count.total,
-            log_ratio_sum=math.sqrt(variance) * float(noise) - variance / 2,
+            log_ratio_sum=math.sqrt(variance) * noise - variance / 2,
             log_ratio_abs_max=drift * lag * spread,
             fresh_abs_max=0.0 if version in count.fresh_versions else None,
         )
