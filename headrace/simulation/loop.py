@@ -322,8 +322,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self) -> None:
         """Nothing to do: there is never an executor."""
 
-    # --- errors and debugging
-
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Keeps the error for `wind_down` to raise; one that carries no exception becomes a RuntimeError."""
         if self._exception_handler is not None:
