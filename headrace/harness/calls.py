@@ -81,7 +81,7 @@ def strict_json(text: str) -> Any:
     try:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise MalformedCall(f"not valid JSON: {error.msg} at character {error.pos}") from None
+        raise MalformedCall(f"not valid JSON at character {error.pos}") from None
     # The escape can only come from a NUL or from a backslash before u0000; the walk tells them apart.
     if "\\u0000" in text and _holds_nul(value):
         raise MalformedCall("not valid JSON: a NUL character")

@@ -15,6 +15,7 @@ is followed by a template segment that begins with the newline after ``<|im_end|
 
 import functools
 import re
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -127,6 +128,7 @@ class ChatMLHarness:
             msgspec.json.encode(options),
             msgspec.json.encode(tuple(tools)),
             *((Path(__file__).parent / name).read_bytes() for name in _SOURCES),
+            "python {}.{}".format(*sys.version_info),  # its JSON scanner says where a text stops being JSON
             *(f"{name}=={metadata.version(name)}" for name in ("fastjsonschema", "tokenizers")),
         )
 
@@ -262,7 +264,9 @@ class ChatMLHarness:
         ]
 
 
-def open_harness(kind: str, options: dict[str, Any], tools: Sequence[ToolSchema], folder: Path | None) -> ChatMLHarness:
+def open_harness(
+    kind: str, options: dict[str, Any], tools: Sequence[ToolSchema], folder: Path | None = None
+) -> ChatMLHarness:
     """The harness of a configuration; `folder` holds the policy's tokenizer.json, None takes the bundled one.
 
     Raises:
