@@ -7,7 +7,7 @@ run as it goes, and a finished log.
 from headrace.checkers.actions import ActionOrder
 from headrace.checkers.consumption import Consumption
 from headrace.checkers.groups import GroupShape
-from headrace.checkers.law import Bounds, Checker, Read, Violation
+from headrace.checkers.law import Bounds, Checker, Read, Violation, bounds_of
 from headrace.checkers.leases import SingleOwner
 from headrace.checkers.log import LawChecker, check_log
 from headrace.checkers.sealing import Sealing
@@ -34,5 +34,6 @@ __all__ = [
     "TokenLedger",
     "Versions",
     "Violation",
+    "bounds_of",
     "check_log",
 ]

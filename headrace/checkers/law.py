@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from headrace.errors import IntegrityError
+from headrace.config import Config
 from headrace.records.events import Event
 from headrace.records.ids import Address
 from headrace.records.reward import RewardRule
@@ -82,3 +83,15 @@ def read_record(read: Read, address: Address, kind: type[T]) -> T:
         return msgspec.msgpack.decode(read(address), type=kind)
     except (msgspec.DecodeError, ValueError) as error:
         raise IntegrityError(f"row {address} is no {kind.__name__}: {error}") from error
+
+
+def bounds_of(config: Config) -> Bounds:
+    """What a run under the configuration promises."""
+    schedule = config.schedule
+    return Bounds(
+        credit_batches=schedule.credit_batches,
+        batch_groups=schedule.batch_groups,
+        group_size=schedule.group_size,
+        max_lag=None if schedule.staleness == "pace" else schedule.max_lag,
+        reward_rule=RewardRule(config.algorithm.reward_rule),
+    )

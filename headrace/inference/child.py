@@ -5,12 +5,15 @@ passes, by being abandoned in the child, so that no slot works for nobody.
 """
 
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import cast
 
 from headrace.errors import InferenceError, ProcessError
 from headrace.inference.messages import (
+    AbandonCall,
     ActivateCall,
+    GenerateCall,
     RequestIds,
     ScoreCall,
     Scores,
@@ -36,11 +39,11 @@ class ChildInference:
 
     def __init__(self, child: Child) -> None:
         self._child = child
+        self._tickets = itertools.count()
 
     async def generate(self, request: GenerateRequest, timeout_s: float) -> AsyncIterator[TokenSegment | TurnTiming]:
-        stream = cast(
-            "AsyncGenerator[bytes, None]", self._child.stream("generate", encode(request), timeout_s=timeout_s)
-        )
+        call = GenerateCall(request, next(self._tickets))
+        stream = cast("AsyncGenerator[bytes, None]", self._child.stream("generate", encode(call), timeout_s=timeout_s))
         is_running = True
         try:
             async with contextlib.aclosing(stream) as parts:
@@ -57,7 +60,7 @@ class ChildInference:
             raise _attributed(error) from error
         finally:
             if is_running:
-                await self._abandon(request.request_id)
+                await self._abandon(call.ticket)
 
     async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
         await self._call("interrupt", RequestIds(tuple(request_ids)), timeout_s)
@@ -83,10 +86,10 @@ class ChildInference:
         except ProcessError as error:
             raise _attributed(error) from error
 
-    async def _abandon(self, request_id: str) -> None:
-        # A child that is gone has no slot to free, and one that never took the request does not know it.
+    async def _abandon(self, ticket: int) -> None:
+        # A child that is gone has no slot to free, and one that refused the request does not know the ticket.
         with contextlib.suppress(ProcessError):
-            await self._child.call("abandon", encode(RequestIds((request_id,))), timeout_s=ABANDON_TIMEOUT_S)
+            await self._child.call("abandon", encode(AbandonCall(ticket)), timeout_s=ABANDON_TIMEOUT_S)
 
 
 def _attributed(error: ProcessError) -> InferenceError:

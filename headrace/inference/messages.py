@@ -10,7 +10,7 @@ import msgspec
 from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, Int32Bytes
 from headrace.records.ids import Address, PolicyRef
-from headrace.records.segment import TokenSegment
+from headrace.records.segment import GenerateRequest, TokenSegment
 
 T = TypeVar("T")
 
@@ -25,6 +25,24 @@ class TurnPart(msgspec.Struct, frozen=True, array_like=True):
 
     segments: tuple[TokenSegment, ...]
     timing: TurnTiming | None = None
+
+
+class GenerateCall(msgspec.Struct, frozen=True, array_like=True):
+    """Attributes:
+    request: what to generate.
+    ticket: names this call, where the request id may be one that already runs for somebody else.
+    """
+
+    request: GenerateRequest
+    ticket: int
+
+
+class AbandonCall(msgspec.Struct, frozen=True, array_like=True):
+    """Attributes:
+    ticket: of the call that nobody waits for any more.
+    """
+
+    ticket: int
 
 
 class RequestIds(msgspec.Struct, frozen=True, array_like=True):

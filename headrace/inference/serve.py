@@ -7,13 +7,16 @@ Invariant: calls take effect in the order of their arrival, between two steps.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from headrace.errors import InferenceError, Outcome
 from headrace.inference.core import EngineCore
 from headrace.inference.messages import (
+    AbandonCall,
     ActivateCall,
+    GenerateCall,
     RequestIds,
     ScoreCall,
     Scores,
@@ -26,7 +29,7 @@ from headrace.inference.turns import Failure, Output
 from headrace.ports import TurnTiming
 from headrace.processes.serve import Call, ParentGone, Server
 from headrace.records.arrays import as_int32, float32_bytes
-from headrace.records.segment import GenerateRequest, TokenSegment
+from headrace.records.segment import TokenSegment
 
 
 def serve_engine(core: EngineCore, server: Server) -> None:
@@ -45,13 +48,20 @@ def serve_engine(core: EngineCore, server: Server) -> None:
         return
 
 
+class _Open(NamedTuple):
+    """A generation that runs: the call to answer, and the caller's name for it."""
+
+    call_id: int
+    ticket: int
+
+
 class _Desk:
     """Turns calls into operations of the core, and its outputs into frames."""
 
     def __init__(self, core: EngineCore, server: Server) -> None:
         self._core = core
         self._server = server
-        self._call_of: dict[str, int] = {}
+        self._call_of: dict[str, _Open] = {}
         self._methods: dict[str, Callable[[bytes], bytes]] = {
             "interrupt": self._interrupt,
             "abandon": self._abandon,
@@ -65,9 +75,9 @@ class _Desk:
         """Executes the call, or starts it if it is a generation."""
         try:
             if call.method == "generate":
-                request = decode(call.payload, GenerateRequest)
-                self._core.submit(request)
-                self._call_of[request.request_id] = call.call_id
+                start = decode(call.payload, GenerateCall)
+                self._core.submit(start.request)
+                self._call_of[start.request.request_id] = _Open(call.call_id, start.ticket)
             elif call.method in self._methods:
                 self._server.reply(call.call_id, self._methods[call.method](call.payload))
             else:
@@ -84,7 +94,7 @@ class _Desk:
         for output in outputs:
             by_request.setdefault(output.request_id, []).append(output.item)
         for request_id, items in by_request.items():
-            call_id, last = self._call_of[request_id], items[-1]
+            call_id, last = self._call_of[request_id].call_id, items[-1]
             if isinstance(last, Failure):
                 self._server.fail(call_id, last.message)
                 del self._call_of[request_id]
@@ -102,12 +112,12 @@ class _Desk:
         return b""
 
     def _abandon(self, payload: bytes) -> bytes:
-        ids = decode(payload, RequestIds).ids
-        self._core.abandon(ids)
-        for request_id in ids:
-            call_id = self._call_of.pop(request_id, None)
-            if call_id is not None:
-                self._server.fail(call_id, f"{request_id} was abandoned")
+        ticket = decode(payload, AbandonCall).ticket
+        for request_id, running in list(self._call_of.items()):
+            if running.ticket == ticket:
+                self._core.abandon((request_id,))
+                del self._call_of[request_id]
+                self._server.fail(running.call_id, f"{request_id} was abandoned")
         return b""
 
     def _stage(self, payload: bytes) -> bytes:

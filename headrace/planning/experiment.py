@@ -172,9 +172,7 @@ class _Fold:
         groups = sum(len(plan.groups) for plan in self._plans)
         lags = [plan.oldest_lag for plan in self._plans]
         strata = {
-            difficulty: StratumOutcome(
-                drawn, self._trained.get(difficulty, 0), self._rejected.get(difficulty, 0)
-            )
+            difficulty: StratumOutcome(drawn, self._trained.get(difficulty, 0), self._rejected.get(difficulty, 0))
             for difficulty, drawn in sorted(self._drawn.items())
         }
         return ArmOutcome(

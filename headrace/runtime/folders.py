@@ -43,7 +43,9 @@ def find_run(runs: Path, name: str | None) -> Path:
             if (folder / JOURNAL).is_file():
                 return folder
         known = ", ".join(sorted(path.parent.name for path in runs.glob(f"*/{JOURNAL}"))) or "none"
-        raise ConfigError(f"no run {name!r}: neither {name}/{JOURNAL} nor {runs / name}/{JOURNAL} exists; known: {known}")
+        raise ConfigError(
+            f"no run {name!r}: neither {name}/{JOURNAL} nor {runs / name}/{JOURNAL} exists; known: {known}"
+        )
     found = sorted(runs.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise ConfigError(f"no run below {runs}/; start one with `headrace train CONFIG`, or name its folder")

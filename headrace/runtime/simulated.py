@@ -6,7 +6,7 @@ It measures scheduling behaviour, not hardware. No thread, process, socket or te
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from headrace.checkers import Bounds, LawChecker
+from headrace.checkers import LawChecker, bounds_of
 from headrace.config import Config
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
 from headrace.control.recorder import Observer
@@ -15,7 +15,6 @@ from headrace.records.arrays import as_int32
 from headrace.records.events import Event
 from headrace.records.ids import PolicyId
 from headrace.records.provenance import PolicyVersion
-from headrace.records.reward import RewardRule
 from headrace.simulation.environment import SimulatedEnvironment
 from headrace.simulation.grader import SimulatedGrader
 from headrace.simulation.harness import SimulatedHarness
@@ -80,18 +79,6 @@ def simulate(simulation: Simulation, observers: Sequence[Observer] = ()) -> Simu
     return run_virtual(_run(simulation, observers), shuffle_seed=simulation.shuffle_seed)
 
 
-def bounds_of(config: Config) -> Bounds:
-    """What a run under the configuration promises."""
-    schedule = config.schedule
-    return Bounds(
-        credit_batches=schedule.credit_batches,
-        batch_groups=schedule.batch_groups,
-        group_size=schedule.group_size,
-        max_lag=None if schedule.staleness == "pace" else schedule.max_lag,
-        reward_rule=RewardRule(config.algorithm.reward_rule),
-    )
-
-
 def law_observer(checker: LawChecker) -> Observer:
     """An observer that stops the run at the first broken law."""
 
@@ -108,9 +95,7 @@ async def _run(simulation: Simulation, observers: Sequence[Observer]) -> Simulat
     config, scenario = simulation.config, simulation.scenario
     policy_id = PolicyId(config.policy.policy_id)
     draws, shelf, journal = Draws(scenario.workload, config.run.seed), WeightShelf(), MemoryJournal()
-    trainer = SimulatedTrainer(
-        scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read
-    )
+    trainer = SimulatedTrainer(scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read)
     ports = Ports(
         tasks=SimulatedTasks(draws, num_train=simulation.num_train, num_held_out=simulation.num_held_out),
         harness=SimulatedHarness(draws),

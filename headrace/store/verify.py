@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.checkers import Bounds, LawChecker, Violation
+from headrace.checkers import Bounds, LawChecker, Violation, bounds_of
 from headrace.config import Config
 from headrace.errors import HeadraceError, IntegrityError
 from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed
@@ -19,7 +19,6 @@ from headrace.records.events import Event, is_once, kind_of
 from headrace.records.ids import Address
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of, canonical_bytes, check_address
-from headrace.records.reward import RewardRule
 from headrace.records.run import RunStarted
 from headrace.records.task import Task, TaskDrawn
 from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
@@ -281,14 +280,7 @@ class _Verification:
             config = msgspec.msgpack.decode(reader.read(self._config), type=Config)
         except (KeyError, IntegrityError, msgspec.DecodeError):
             return Bounds()  # already reported, by the stage that looked at the row
-        schedule = config.schedule
-        return Bounds(
-            credit_batches=schedule.credit_batches,
-            batch_groups=schedule.batch_groups,
-            group_size=schedule.group_size,
-            max_lag=None if schedule.staleness == "pace" else schedule.max_lag,
-            reward_rule=RewardRule(config.algorithm.reward_rule),
-        )
+        return bounds_of(config)
 
 
 def _place(violation: Violation) -> str:

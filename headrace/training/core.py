@@ -45,7 +45,7 @@ class TrainerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         warmup_updates: the learning rate rises linearly over so many updates.
     """
 
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = 4096
     num_threads: int = 1
     weight_decay: float = 0.0
     beta1: float = 0.9

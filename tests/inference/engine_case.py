@@ -42,10 +42,16 @@ class Result:
         return self.segments[-1].finish
 
 
-def make_core(folder: PolicyFolder, *, versions: Sequence[int] = (0,), **options: object) -> EngineCore:
+def make_core(
+    folder: PolicyFolder,
+    *,
+    versions: Sequence[int] = (0,),
+    clock: Callable[[], float] = time.monotonic,
+    **options: object,
+) -> EngineCore:
     """A core whose version v has the weights of seed v; the last of `versions` is current and all are kept."""
     settings = {"slots": 4, "context": 128, "prefill_chunk": 16, **options}
-    core = EngineCore(EngineOptions(**settings), folder.path, folder.weights_path, time.monotonic)
+    core = EngineCore(EngineOptions(**settings), folder.path, folder.weights_path, clock)
     for version in versions:
         publish(core, folder, version, keep=versions)
     return core

@@ -74,5 +74,3 @@ def parse(kind: type[T]) -> tuple[T, int]:
     parser.add_argument("--channel-fd", type=int, required=True)
     arguments = parser.parse_args()
     return msgspec.json.decode(arguments.settings, type=kind), arguments.channel_fd
-
-
