@@ -1,0 +1,42 @@
+"""A trainer's child for the tests: `trainer_child.py POLICY_DIR STORE ALGORITHM_JSON --channel-fd N`."""
+
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from headrace.config import AlgorithmSection
+from headrace.processes.serve import Server
+from headrace.records.ids import Address
+from headrace.records.provenance import address_of
+from headrace.training.child import hello_of, serve_trainer
+from headrace.training.core import TrainerCore, TrainerOptions
+
+
+def main() -> None:
+    folder, store, algorithm, _, channel_fd = sys.argv[1:]
+
+    def read_row(address: Address) -> bytes:
+        try:
+            return (Path(store) / address).read_bytes()
+        except FileNotFoundError as error:
+            raise KeyError(address) from error
+
+    def put(data: bytes) -> Address:
+        address = address_of(data)
+        (Path(store) / address).write_bytes(data)
+        return address
+
+    core = TrainerCore(
+        TrainerOptions(),
+        Path(folder),
+        msgspec.json.decode(algorithm, type=AlgorithmSection),
+        read_row=read_row,
+        put_weights=put,
+        clock=time.monotonic,
+    )
+    serve_trainer(core, Server(int(channel_fd), hello_of(core)))
+
+
+main()
