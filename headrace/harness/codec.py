@@ -29,6 +29,7 @@ class TextCodec:
         controls: id of each control token by its literal: every added token, special or not.
         control_ids: the same ids.
         known_ids: every id that stands for something.
+        vocabulary_size: one more than the highest id: rows that a model's embedding needs.
         max_token_chars: length of the longest token; text of n characters needs at least n / max_token_chars tokens.
     """
 
@@ -39,6 +40,7 @@ class TextCodec:
         self.controls = {token.content: token_id for token_id, token in sorted(added.items())}
         self.control_ids = frozenset(self.controls.values())
         self.known_ids = frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self.vocabulary_size = max(self.known_ids) + 1
         self.max_token_chars = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
         literals = sorted(self.controls, key=lambda literal: (-len(literal), literal))
         if not literals or min(map(len, literals)) < 2:

@@ -25,6 +25,7 @@ def test_control_tokens_have_the_first_ids() -> None:
     codec = TextCodec.from_folder(ASSETS)
     assert [codec.control(literal) for literal in CONTROLS] == list(range(len(CONTROLS)))
     assert codec.known_ids == frozenset(range(VOCABULARY))
+    assert codec.vocabulary_size == VOCABULARY
 
 
 @pytest.mark.slow
