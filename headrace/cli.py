@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, example: str):  # noqa: ANN202
+def _command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, example: str):
     return commands.add_parser(
         name,
         help=text.partition(".")[0],
@@ -112,7 +112,7 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def _train(options: argparse.Namespace) -> int:
     from headrace.config import load_config
-    from headrace.runtime.local import train
+    from headrace.runtime.training import train
 
     return train(load_config(options.config, tuple(options.overrides)), options.runs, options.run)
 

@@ -8,19 +8,23 @@ import contextlib
 import dataclasses
 import datetime
 import os
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from headrace.config import Config
+from headrace.config import Config, decode_options
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
 from headrace.control.publishing import WORKER
 from headrace.control.recorder import Observer
-from headrace.environments.sandbox import SandboxEnvironment, open_sandbox
+from headrace.environments.sandbox.environment import SandboxEnvironment
+from headrace.environments.sandbox.options import SandboxOptions
+from headrace.errors import ConfigError
 from headrace.graders.service import ChildGrader
 from headrace.harness import ChatMLHarness, open_harness
+from headrace.harness.chatml import ASSETS
 from headrace.inference.child import ChildInference
 from headrace.ports import TaskSource
 from headrace.processes.child import Child
@@ -65,8 +69,9 @@ async def run_local(run: LocalRun) -> RunSummary:
     """
     config, folder = run.config, run.folder
     async with contextlib.AsyncExitStack() as stack:
-        environment = await open_sandbox(config.environment.kind, config.environment.options)
+        environment = open_environment(config)
         stack.push_async_callback(environment.stop)
+        await environment.start()
         tasks = open_tasks(
             config.tasks.kind,
             config.tasks.options,
@@ -74,8 +79,9 @@ async def run_local(run: LocalRun) -> RunSummary:
             budget=config.budget,
             environment=config.environment.kind,
         )
-        harness = open_harness(config.harness.kind, config.harness.options, environment.tools)
+        harness = open_harness(config.harness.kind, config.harness.options, environment.tools, None)
         policy = await prepare_policy(config, harness, run.warm_start)
+        shutil.copy(ASSETS / "tokenizer.json", folder / "tokenizer.json")
         journal = SqliteJournal(folder, incarnation=f"local-{os.getpid()}")
         stack.push_async_callback(journal.close)
         workers = await stack.enter_async_context(_workers(config, folder, policy))
@@ -102,6 +108,13 @@ async def run_local(run: LocalRun) -> RunSummary:
         )
         watch = (workers.engine.wait_lost(), workers.trainer.wait_lost())
         return await Orchestrator(config, ports, facts, observers=run.observers, watch=watch).run()
+
+
+def open_environment(config: Config) -> SandboxEnvironment:
+    """The environment of a configuration, not yet started. Raises ConfigError."""
+    if config.environment.kind != "sandbox":
+        raise ConfigError(f"environment.kind is {config.environment.kind!r}; known: sandbox")
+    return SandboxEnvironment(decode_options(config.environment.options, SandboxOptions, "environment.options"))
 
 
 def canary_of(tasks: TaskSource, harness: ChatMLHarness) -> list[IntArray]:

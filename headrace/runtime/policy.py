@@ -18,6 +18,8 @@ from headrace.processes.child import Child
 from headrace.records.provenance import canonical_bytes, content_version
 from headrace.runtime.folders import cache_folder
 from headrace.runtime.workers.settings import WarmStartJob, command
+from headrace.tasks.demonstrations import Sloppiness
+from headrace.training.warm_start import WarmStartSettings
 
 WARM_START_TIMEOUT_S = 3600.0
 
@@ -62,8 +64,8 @@ class WarmStartOptions(Section, frozen=True):
 
     model: dict[str, Any]
     demonstrations: int
-    sloppiness: dict[str, float] = {}
-    settings: dict[str, Any] = {}
+    sloppiness: Sloppiness = Sloppiness()
+    settings: WarmStartSettings = WarmStartSettings()
     seed: int | None = None
 
 
