@@ -56,6 +56,12 @@ class WarmStartSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     micro_batch_tokens: int = 4096
     num_threads: int = 1
 
+    def __post_init__(self) -> None:
+        least = {"steps": 0, "batch_sequences": 1, "ramp_steps": 0, "micro_batch_tokens": 1, "num_threads": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"warm start {name} is {getattr(self, name)}; it must be at least {bound}")
+
     def rate(self, step: int) -> float:
         """Learning rate of a step, from 0."""
         ramp = min(1.0, (step + 1) / max(1, self.ramp_steps))

@@ -101,6 +101,16 @@ def test_rows_with_advantage_zero_count_in_the_mean_and_give_no_gradient(lab):
     assert loss_all["rows_without_gradient"] == len(rows) - len(alive) > 0
 
 
+def test_a_plan_without_any_advantage_is_a_step_of_zero_gradient(lab):
+    core = lab.core()
+    exported = core.export()
+    rows = [msgspec.structs.replace(row, advantage=0.0) for row in lab.ragged(4)]
+    result = core.update(lab.plan(rows))
+    assert (result.version, result.metrics["loss"], result.metrics["grad_norm"]) == (1, 0.0, 0.0)
+    assert result.weights == exported
+    assert result.metrics["entropy"] > 0.0
+
+
 def test_the_same_plan_gives_the_same_weights_bit_for_bit(lab):
     rows = lab.ragged()
     first = lab.core()

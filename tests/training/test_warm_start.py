@@ -96,3 +96,8 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="exists"):
         warm_start(LLAMA, (), WarmStartSettings(steps=0), seed=1, out_dir=tmp_path)
     assert not (tmp_path / "x").exists()
+
+
+def test_settings_out_of_bounds_are_refused():
+    with pytest.raises(ValueError, match="batch_sequences is 0"):
+        WarmStartSettings(batch_sequences=0)
