@@ -220,6 +220,8 @@ class SandboxEnvironment(SessionEnvironment):
             await self._retire(interpreter)
             output = b"the interpreter gave a forged answer and was stopped"
             return _Result(ExecutionStatus.KILLED, output, len(output), metering)
+        if answer[:1] == b"T":
+            await self._retire(interpreter)
         # A process of the tool's may have been killed for memory while the interpreter itself lived on.
         is_out_of_memory = after.oom_kills > before.oom_kills
         status = ExecutionStatus.OUT_OF_MEMORY if is_out_of_memory else _STATUS[answer[:1]]
