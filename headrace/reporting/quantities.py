@@ -25,7 +25,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A share as per cent: 0.1234 gives "12.3%"."""
-    return ABSENT if value is None else f"{100 * value:.{digits}f}%"
+    return ABSENT if value is None else f"{round(100 * value, digits) + 0.0:.{digits}f}%"
 
 
 def duration(value_s: float | None) -> str:

@@ -144,13 +144,12 @@ def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         for item in info.resources
     )
     yield (
-        f"environment CPU {duration(info.environment_cpu_s)}, trainer compute {duration(info.trainer_compute_s)}; groups "
-        f"that count nothing: {info.duplicate_groups} duplicates, {info.unweighted_groups} without weights, "
-        f"{info.unknown_groups} never closed"
+        f"environment CPU {duration(info.environment_cpu_s)}, trainer compute {duration(info.trainer_compute_s)}; trained "
+        f"groups that count nothing: {info.duplicate_groups} duplicates, {info.unweighted_groups} without weights"
     )
     if info.strata:
         yield Grid(
-            ("difficulty", "groups trained", "information", "on offer", "retention", "verdict flips", "kappa"),
+            ("difficulty", "groups trained", "information", "on offer", "retention", "unknown", "flips", "kappa"),
             tuple(
                 (
                     one_line(row.difficulty, 30),
@@ -158,6 +157,7 @@ def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                     number(row.trained),
                     number(row.offered),
                     percent(row.retention),
+                    f"{row.unknown_groups:,}",
                     percent(row.flip_rate),
                     number(row.kappa),
                 )
@@ -168,7 +168,10 @@ def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         flips = f"{info.disputes} of {info.regrades} repeated gradings differed"
     else:
         flips = "no transcript was graded twice, so kappa is not measured and taken as 1"
-    yield f"Weights: effective sample size of the whole batch. Verdict flips: {flips}."
+    yield (
+        f"Weights: effective sample size of the whole batch. Verdict flips: {flips}. Unknown: groups rejected with fewer "
+        "than two rewards, so nobody knows what they had to offer."
+    )
 
 
 def _funnel(report: RunReport, is_full: bool) -> Iterator[str | Grid]:

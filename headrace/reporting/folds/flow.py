@@ -1,8 +1,10 @@
 """Flow through the run: arrival rate, trainer capacity, backlog, starvation, and effective throughput over time.
 
 Invariant: lambda counts groups that became ready, mu groups trained per second in which the trainer was at work; both are
-rates of the same thing, groups. Environment CPU is booked when an episode is sealed.
+rates of the same thing, groups. Environment CPU is spread evenly over the life of the episode that used it.
 """
+
+import itertools
 
 import msgspec
 
@@ -40,7 +42,8 @@ class Flow(msgspec.Struct, frozen=True):
         bins_s: middles of the bins, seconds since the start.
         ready: mean groups in the ready queue, by bin.
         outstanding: mean groups that hold a slot, by bin.
-        throughput: generated, trained and signal tokens per second, by bin.
+        throughput: generated, trained and signal tokens per second, by bin; trained ones are spread evenly over the
+            time since the version before.
         environment_cores: cores that environments used, by bin.
     """
 
@@ -99,9 +102,16 @@ class FlowRates:
         bins = Bins(index.start_ns or 0, index.now_ns)
         wall_s = index.wall_ns / 1e9
         trained, signal = self._trained_tokens()
-        cpu = [(life.sealed_ns, life.side.metering.cpu_s) for life in index.transcripts.values()]
+        cpu = [
+            (
+                life.started_ns if life.started_ns is not None else life.sealed_ns,
+                life.sealed_ns,
+                life.side.metering.cpu_s,
+            )
+            for life in index.transcripts.values()
+        ]
         ready, outstanding = self._queues()
-        working, cpu_s = self._working_ns(), sum(value for _, value in cpu)
+        working, cpu_s = self._working_ns(), sum(value for _, _, value in cpu)
         groups = [group for group in index.groups.values() if group.admitted_ns is not None]
         num_trained = len(index.trained_groups())
         tokens = {
@@ -134,8 +144,14 @@ class FlowRates:
             bins_s=bins.middles_s,
             ready=Series("ready", ready.mean_count(bins, index.now_ns)),
             outstanding=Series("outstanding", outstanding.mean_count(bins, index.now_ns)),
-            throughput=tuple(Series(name, bins.per_second(points)) for name, points in tokens.items()),
-            environment_cores=Series("environment CPU", bins.per_second(cpu)),
+            throughput=(
+                Series("generated", bins.per_second(self._sampled)),
+                *(
+                    Series(name, bins.spread_per_second(self._between_commits(tokens[name])))
+                    for name in ("trained", "trained with a signal")
+                ),
+            ),
+            environment_cores=Series("environment CPU", bins.spread_per_second(cpu)),
         )
 
     def _queues(self) -> tuple[Spans, Spans]:
@@ -169,6 +185,14 @@ class FlowRates:
                 if row.advantage != 0:
                     signal.append((t_ns, life.sealed.sampled_tokens))
         return trained, signal
+
+    def _between_commits(self, points: list[tuple[int, float]]) -> list[tuple[int, int, float]]:
+        """The amounts of each commit with the time since the version before."""
+        amounts: dict[int, float] = {life.committed_ns: 0.0 for life in self._index.versions.values()}
+        for t_ns, amount in points:
+            amounts[t_ns] += amount
+        times = list(amounts)
+        return [(begin, stop, amounts[stop]) for begin, stop in itertools.pairwise(times)]
 
     def _work(self) -> list[tuple[int, int]]:
         """Selection to activation of each update whose version exists."""

@@ -3,7 +3,7 @@
 What stands for each factor: groups trained are those whose version was committed; a second group of the same task counts
 nothing; the reward range is [0, 1]; `e` is the effective sample size fraction of the whole batch that trained the group,
 since events carry no finer one; the verdict flip rate is disputed over repeated gradings, and 0 where none was repeated,
-which the result says. Rejected groups that never closed have unknown information and are counted, not guessed.
+which the result says. A group rejected with fewer than two rewards has unknown information: it is counted, not guessed.
 """
 
 from collections.abc import Iterable
@@ -44,6 +44,7 @@ class StratumInformation(msgspec.Struct, frozen=True):
         offered: effective trajectories on offer, had every closed group been fresh and trained.
         retention: trained over offered; None when nothing was offered.
         groups: groups trained.
+        unknown_groups: groups rejected with fewer than two rewards: what they had to offer is not known.
         flip_rate: disputed over repeated gradings; None when none was repeated.
         kappa: noise discount used.
     """
@@ -53,6 +54,7 @@ class StratumInformation(msgspec.Struct, frozen=True):
     offered: float
     retention: float | None
     groups: int
+    unknown_groups: int
     flip_rate: float | None
     kappa: float
 
@@ -88,7 +90,7 @@ class Information(msgspec.Struct, frozen=True):
         worst: difficulty with the lowest retention; None when none has one.
         duplicate_groups: trained groups that count nothing because their task trained before.
         unweighted_groups: trained groups left out because their batch has no effective sample size.
-        unknown_groups: rejected groups that never closed, whose information is not known.
+        unknown_groups: groups rejected with fewer than two rewards, whose information is not known.
         regrades: gradings of transcripts that already had a score.
         disputes: those that came out differently.
         curve: by update.
@@ -161,6 +163,7 @@ def information(index: RunIndex, flips: FlipRates) -> Information:
     trained = dict.fromkeys(difficulties, 0.0) | tally.by_stratum
     kept = retention(trained, offered)
     counts = [group.difficulty for group in index.trained_groups()]
+    unknown = [group.difficulty for group in index.groups.values() if _is_unknown(group)]
     hours = index.wall_ns / 3.6e12
     total = sum(trained.values())
     amounts = index.started.resources if index.started else {}
@@ -181,6 +184,7 @@ def information(index: RunIndex, flips: FlipRates) -> Information:
                 offered=offered[name],
                 retention=kept.by_stratum[name],
                 groups=counts.count(name),
+                unknown_groups=unknown.count(name),
                 flip_rate=flips.rate(name),
                 kappa=(1 - 2 * flip_rates[name]) ** 2,
             )
@@ -190,14 +194,17 @@ def information(index: RunIndex, flips: FlipRates) -> Information:
         worst=kept.worst,
         duplicate_groups=tally.duplicates,
         unweighted_groups=tally.unweighted,
-        unknown_groups=sum(
-            group.rejection is not None and group.closed_ns is None and not is_cut_off(group)
-            for group in index.groups.values()
-        ),
+        unknown_groups=len(unknown),
         regrades=sum(flips.regrades.values()),
         disputes=sum(flips.disputes.values()),
         curve=tuple(tally.curve),
     )
+
+
+def _is_unknown(group: GroupLife) -> bool:
+    """Whether a rule rejected it before two rewards told what it could teach."""
+    scored = sum(reward is not None for reward in group.rewards)
+    return group.rejection is not None and scored < 2 and not is_cut_off(group)
 
 
 class _Tally:

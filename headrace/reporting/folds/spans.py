@@ -51,6 +51,24 @@ class Bins:
         width_s = (self.stop_ns - self.start_ns) / 1e9 / self.num
         return tuple(total / width_s if width_s > 0 else None for total in self.sums(points))
 
+    def spread_per_second(self, stretches: Iterable[tuple[int, int, float]]) -> tuple[float | None, ...]:
+        """Rate of (begin, stop, amount) with each amount spread evenly over its stretch; None where no stretch lies.
+
+        A stretch of no length counts as the nanosecond before it.
+        """
+        edges = self.edges_ns
+        totals: list[float | None] = [None] * self.num
+        for first, stop, amount in stretches:
+            begin = min(first, stop - 1)
+            for place in range(self.of(begin), self.of(stop) + 1):
+                inside = min(stop, edges[place + 1]) - max(begin, edges[place])
+                if inside > 0:
+                    totals[place] = (totals[place] or 0.0) + amount * inside / (stop - begin)
+        return tuple(
+            None if total is None else total * 1e9 / (edges[place + 1] - edges[place])
+            for place, total in enumerate(totals)
+        )
+
     def groups(self, points: Iterable[tuple[int, float]]) -> list[list[float]]:
         """The values in each bin."""
         found: list[list[float]] = [[] for _ in range(self.num)]
