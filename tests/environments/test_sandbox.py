@@ -3,8 +3,12 @@
 import asyncio
 import json
 import os
+import select
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sandbox_case import LEASE, TIMEOUT_S, Sandboxed, SharedSandbox, is_alive, run
@@ -168,6 +172,47 @@ def test_an_interpreter_killed_from_outside_is_lost_and_not_the_policys_failure(
         assert (await sandbox.python("1", episode=1)).output == b"1\n"
 
     shared.run(scenario)
+
+
+def test_an_interpreter_killed_from_outside_between_two_calls_is_lost_as_well(shared: SharedSandbox) -> None:
+    async def scenario(sandbox: Sandboxed) -> None:
+        await sandbox.python("kept = 1")
+        process = await sandbox.process()
+        os.kill(process.child.pid, signal.SIGKILL)
+        await process.child.wait_lost()
+        for _ in range(2):
+            with pytest.raises(EnvironmentFault) as fault:
+                await sandbox.python("kept")
+            assert fault.value.outcome is Outcome.REJECTED
+
+    shared.run(scenario)
+
+
+OWNER = """
+import asyncio, json, sys
+from sandbox_case import sandboxed, descendants
+async def main():
+    async with sandboxed() as sandbox:
+        await sandbox.python("import os\\nif os.fork() == 0:\\n    os.setsid()\\n    while True: pass")
+        print(json.dumps(sorted(descendants(__import__("os").getpid()))), flush=True)
+        await sandbox.python("while True: pass")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_no_sandbox_outlives_a_control_plane_that_is_killed() -> None:
+    tests = Path(__file__).resolve().parents[1]
+    environment = {"PYTHONPATH": f"{tests}:{tests.parent}", "PATH": os.environ["PATH"]}
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=environment) as owner:
+        assert owner.stdout is not None
+        pids = json.loads(owner.stdout.readline())
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        owner.kill()
+    assert len(pids) >= 5
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 10.0)[0]
+        os.close(pidfd)
 
 
 def test_a_dead_calculator_is_replaced_and_the_same_action_runs_again() -> None:

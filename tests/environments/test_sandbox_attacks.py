@@ -74,6 +74,16 @@ def test_leaving_early_is_never_success_and_always_the_policys_doing(
     shared.run(scenario)
 
 
+def test_dying_between_two_calls_is_the_policys_doing_too(shared: SharedSandbox) -> None:
+    async def scenario(sandbox: Sandboxed) -> None:
+        code = "import os, threading\nthreading.Timer(0.05, os._exit, (0,)).start()"
+        assert (await sandbox.python(code)).status is ExecutionStatus.OK
+        await (await sandbox.process()).child.wait_lost()
+        assert (await sandbox.python("6 * 7")).output == RESTARTED + b"42\n"
+
+    shared.run(scenario)
+
+
 def test_signals_to_its_own_agent_from_inside_do_nothing_or_end_only_itself(shared: SharedSandbox) -> None:
     async def scenario(sandbox: Sandboxed) -> None:
         for number in (9, 15, 2):
@@ -127,7 +137,8 @@ def test_nothing_of_the_host_can_be_read(
             assert (await sandbox.python(refused(f"__import__({module!r}).__file__"))).output.startswith(b"refused")
         seen = await sandbox.python(
             "import glob, os\nprint(dict(os.environ))\nfor path in glob.glob('/proc/[0-9]*/environ'):\n"
-            "    try: print(open(path, 'rb').read())\n    except OSError: pass\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()))"
+            "    try: print(open(path, 'rb').read())\n    except OSError: pass\n"
+            "print(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()))"
         )
         assert CANARY.encode() not in seen.output
         assert seen.output.startswith(b"{}\n")

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.environments.sandbox.artifact import ArtifactRefused, checked_artifact
+from headrace.environments.sandbox.launch import bubblewrap_version
 from headrace.environments.sandbox.meters import MeterFactory, Usage
 from headrace.environments.sandbox.options import Isolation, SandboxOptions
 from headrace.environments.sandbox.pool import SandboxPool
@@ -40,6 +41,7 @@ _STATUS = {
     b"T": ExecutionStatus.TIMEOUT,
 }
 _MARKER_BYTES = 64
+_TIMER_SLACK_S = 0.01
 _lives = itertools.count(1)
 
 
@@ -77,7 +79,8 @@ class SandboxEnvironment(SessionEnvironment):
         self._pool = SandboxPool(options, meters or MeterFactory(options))
         self._start: asyncio.Task[None] | None = None
         self._interpreters: dict[Session, _Interpreter] = {}
-        self._version = content_version(sys.version, msgspec.json.encode(options, order="deterministic"), *_sources())
+        described = msgspec.json.encode(options, order="deterministic")
+        self._version = content_version(sys.version, bubblewrap_version(), described, *_sources())
 
     @property
     def effect(self) -> EffectClass:
@@ -184,6 +187,11 @@ class SandboxEnvironment(SessionEnvironment):
         async with interpreter.lock:
             notice = b""
             if interpreter.process is not None and interpreter.process.is_lost:
+                if self._is_taken_away(interpreter.process):
+                    session.lose()
+                    raise EnvironmentFault(
+                        f"{session.episode}: its interpreter was killed from outside", Outcome.REJECTED
+                    )
                 await self._retire(interpreter)
             if interpreter.process is None:
                 try:
@@ -204,7 +212,7 @@ class SandboxEnvironment(SessionEnvironment):
             answer = await process.call("run", code.encode("utf-8", "surrogatepass"), timeout_s)
         except ProcessError as error:
             after = process.meter.read()
-            is_overdue = not process.is_lost
+            is_overdue = not process.is_lost and time.monotonic() - start_s > timeout_s - _TIMER_SLACK_S
             await process.child.close(grace_s=0.0)
             status, text = self._blame(process, after.oom_kills > before.oom_kills, is_overdue, timeout_s)
             metering = _metered(before, after, start_s, process.child.cpu_s)
@@ -227,32 +235,35 @@ class SandboxEnvironment(SessionEnvironment):
         status = ExecutionStatus.OUT_OF_MEMORY if is_out_of_memory else _STATUS[answer[:1]]
         return _Result(status, answer[9:], int.from_bytes(answer[1:9], "little"), metering)
 
+    def _is_taken_away(self, process: SandboxProcess) -> bool:
+        """Whether the platform ended the process, and not what ran in it.
+
+        The outer process of a sandbox is in no name space that the policy's code can reach: only the platform sends it
+        a signal, and an exit status is always the policy's doing. Without name spaces nobody can tell, and it counts as
+        the policy's.
+        """
+        status = process.child.exit_status
+        is_signal = status is not None and status < 0 and not process.child.is_killed_by_us
+        return is_signal and self.isolation.level != "rlimits"
+
     def _blame(
         self, process: SandboxProcess, is_out_of_memory: bool, is_overdue: bool, timeout_s: float
     ) -> tuple[ExecutionStatus | None, str]:
-        """Status and text of a call without an answer; None when the platform took the process away.
-
-        The outer process of a sandbox is in no name space that the policy's code can reach: only the platform sends it
-        a signal, and an exit status is always the policy's doing. Without name spaces nobody can tell, and it is the
-        policy's.
-        """
+        """Status and text of a call without an answer; None when the platform took the process away."""
         if is_out_of_memory:
             return ExecutionStatus.OUT_OF_MEMORY, "the memory limit was reached; the interpreter was stopped"
         if is_overdue:
             return ExecutionStatus.TIMEOUT, f"no answer within {timeout_s:g} s; the interpreter was stopped"
-        exit_status = process.child.exit_status
-        if exit_status is not None and exit_status < 0 and not process.child.is_killed_by_us:
-            if self.isolation.level != "rlimits":
-                return None, ""
-            return ExecutionStatus.KILLED, f"the interpreter was ended by signal {-exit_status}"
+        if self._is_taken_away(process):
+            return None, ""
         if process.child.is_killed_by_us:
             return ExecutionStatus.KILLED, "the interpreter broke its channel and was stopped"
-        return ExecutionStatus.KILLED, f"the interpreter ended with exit status {exit_status}"
+        return ExecutionStatus.KILLED, f"the interpreter ended with exit status {process.child.exit_status}"
 
     async def _retire(self, interpreter: _Interpreter) -> None:
-        process, interpreter.process, interpreter.is_restarted = interpreter.process, None, True
-        if process is not None:
-            await process.close()
+        if interpreter.process is not None:
+            await interpreter.process.close()
+        interpreter.process, interpreter.is_restarted = None, True
 
 
 def _metered(before: Usage, after: Usage, start_s: float, cpu_s: float) -> Metering:

