@@ -3,48 +3,15 @@
 Invariant: every figure has its unit and an absent one is "–"; all text from tasks, policies and tools is inert.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator
 
-from headrace.reporting.folds.heldout import Rate, Round
+from headrace.reporting.folds.heldout import Round
+from headrace.reporting.grids import Grid, Section, interval, per_resource, signed, thinned, with_unit
 from headrace.reporting.plaintext import one_line
 from headrace.reporting.quantities import ABSENT, duration, number, percent, size
 from headrace.reporting.report import RunReport
 
-T = TypeVar("T")
-
 _FEW = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """Cells of text under headings.
-
-    Attributes:
-        columns: headings.
-        rows: cells, one for each heading.
-        left: so many leading columns are names and stand to the left; the rest are figures.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A titled part of the report.
-
-    Attributes:
-        name: short, for links.
-        title: for people.
-        items: lines of text and grids, in order.
-    """
-
-    name: str
-    title: str
-    items: tuple[str | Grid, ...]
 
 
 def sections(report: RunReport, *, is_full: bool) -> tuple[Section, ...]:
@@ -82,16 +49,6 @@ def headline(report: RunReport) -> list[str]:
     return lines
 
 
-def interval(rate: Rate) -> str:
-    """The 95% interval of a rate."""
-    return ABSENT if rate.low is None or rate.high is None else f"{percent(rate.low)} to {percent(rate.high)}"
-
-
-def per_resource(name: str) -> str:
-    """Unit of a resource-hour: `cores` gives `core-hour`."""
-    return f"{one_line(name).removesuffix('s')}-hour"
-
-
 def _held_out(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     held_out = report.held_out
     if not held_out.rounds:
@@ -100,7 +57,7 @@ def _held_out(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     shown = [
         item
         for temperature in held_out.temperatures
-        for item in _thinned(held_out.at(temperature), None if is_full else 3)
+        for item in thinned(held_out.at(temperature), None if is_full else 3)
     ]
     yield Grid(
         ("temperature", "version", "success", "95% interval", "episodes", "unscored", "round took"),
@@ -217,7 +174,7 @@ def _strata(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                 f"{row.cut_off:,}",
                 percent(row.trained_share),
                 number(row.mean_reward),
-                _signed(drift.get(row.stratum)) if kind == "difficulty" else "",
+                signed(drift.get(row.stratum)) if kind == "difficulty" else "",
             )
             for kind, rows in tables.items()
             for row in rows
@@ -236,8 +193,8 @@ def _strata(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                     one_line(row.difficulty, 30),
                     percent(row.drawn_share),
                     percent(row.trained_share),
-                    _signed(row.max_drift),
-                    _signed(row.min_drift),
+                    signed(row.max_drift),
+                    signed(row.min_drift),
                 )
                 for row in report.order.strata
             ),
@@ -297,20 +254,25 @@ def _flow(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         (
             (
                 "λ, groups ready",
-                _rate(flow.arrival_rate, "groups/s"),
+                with_unit(flow.arrival_rate, "groups/s"),
                 "μ, trainer capacity",
-                _rate(flow.trainer_capacity, "groups/busy s"),
+                with_unit(flow.trainer_capacity, "groups/busy s"),
             ),
             ("trainer idle", percent(flow.starvation), "trainer at work", duration(flow.trainer_busy_s)),
             (
                 "ready, first third",
-                _rate(flow.backlog_start, "groups"),
+                with_unit(flow.backlog_start, "groups"),
                 "ready, last third",
-                _rate(flow.backlog_end, "groups"),
+                with_unit(flow.backlog_end, "groups"),
             ),
             ("queue age p50", duration(stages.queue_age_p50_s), "queue age p95", duration(stages.queue_age_p95_s)),
-            ("sampled", _rate(flow.generated_rate, "tokens/s"), "trained", _rate(flow.trained_rate, "tokens/s")),
-            ("environment CPU", environment, "trained with a signal", _rate(flow.signal_rate, "tokens/s")),
+            (
+                "sampled",
+                with_unit(flow.generated_rate, "tokens/s"),
+                "trained",
+                with_unit(flow.trained_rate, "tokens/s"),
+            ),
+            ("environment CPU", environment, "trained with a signal", with_unit(flow.signal_rate, "tokens/s")),
             (
                 "engine paused by swaps",
                 duration(flow.engine_pause_s),
@@ -344,7 +306,7 @@ def _updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                 duration(item.train_s),
                 duration(item.publish_s),
             )
-            for item in _thinned(updates.updates, None if is_full else 8)
+            for item in thinned(updates.updates, None if is_full else 8)
         ),
     )
     yield (
@@ -411,18 +373,3 @@ def _claims(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         left=2,
     )
     yield f"{found.disagreements:,} of {found.compared:,} comparable claims differ from the verdict ({percent(found.rate)})"
-
-
-def _thinned(items: Sequence[T], most: int | None) -> list[T]:
-    """First, last, and evenly spaced ones between, at most so many."""
-    if most is None or len(items) <= most:
-        return list(items)
-    return [items[(len(items) - 1) * i // (most - 1)] for i in range(most)]
-
-
-def _signed(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:+.3g}"
-
-
-def _rate(value: float | None, unit: str) -> str:
-    return ABSENT if value is None else f"{number(value)} {unit}"

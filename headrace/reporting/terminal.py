@@ -4,9 +4,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.reporting.grids import Grid
 from headrace.reporting.plaintext import one_line
 from headrace.reporting.report import RunReport
-from headrace.reporting.sections import Grid, headline, sections
+from headrace.reporting.sections import headline, sections
 
 
 def print_report(report: RunReport, console: Console, *, is_full: bool = False) -> None:

@@ -181,6 +181,19 @@ def test_rates_backlog_and_starvation_follow_from_selection_and_activation():
     assert flow.environment_share == pytest.approx(2.0 / (36 * 2))
 
 
+def test_environment_cpu_that_nothing_metered_is_absent_and_not_zero():
+    metered, unmetered, idle = Log(), Log(), Log()
+    for log, cpu_s in ((metered, 0.5), (unmetered, 0.0)):
+        task, episode = log.draw(0.0, 0), episode_id(0, 0)
+        log.start(0.0, episode, task)
+        action = log.call(1.0, 0.5, episode)
+        log.seal(2.0, episode, task, actions=[(action, ExecutionStatus.OK)], cpu_s=cpu_s)
+    assert report_of(metered).flow.environment_cpu_s == 0.5
+    assert report_of(unmetered).flow.environment_cpu_s is None
+    assert report_of(unmetered).information.environment_cpu_s is None
+    assert report_of(idle).flow.environment_cpu_s == 0
+
+
 def test_littles_law_holds_where_everything_that_enters_also_leaves():
     """Ten updates; group i is ready for 1 s out of every 2: L = 1/2, lambda = 1/2 per s, W = 1 s."""
     log = Log(updates=10)

@@ -35,7 +35,7 @@ class Flow(msgspec.Struct, frozen=True):
         trained_rate: the same per second.
         signal_tokens: those in rows whose advantage is not 0.
         signal_rate: the same per second.
-        environment_cpu_s: CPU seconds of environments.
+        environment_cpu_s: CPU seconds of environments; None when nothing metered them.
         environment_share: of the cores that the run may use; None when it does not say how many.
         engine_pause_s: seconds in which swaps kept the engine from generating.
         rebuilt_tokens: cache entries computed again after swaps.
@@ -61,7 +61,7 @@ class Flow(msgspec.Struct, frozen=True):
     trained_rate: float | None
     signal_tokens: int
     signal_rate: float | None
-    environment_cpu_s: float
+    environment_cpu_s: float | None
     environment_share: float | None
     engine_pause_s: float
     rebuilt_tokens: int
@@ -111,7 +111,7 @@ class FlowRates:
             for life in index.transcripts.values()
         ]
         ready, outstanding = self._queues()
-        working, cpu_s = self._working_ns(), sum(value for _, _, value in cpu)
+        working, cpu_s = self._working_ns(), index.environment_cpu_s
         groups = [group for group in index.groups.values() if group.admitted_ns is not None]
         num_trained = len(index.trained_groups())
         tokens = {
@@ -138,7 +138,7 @@ class FlowRates:
             signal_tokens=totals["trained with a signal"],
             signal_rate=ratio(totals["trained with a signal"], wall_s),
             environment_cpu_s=cpu_s,
-            environment_share=ratio(cpu_s, wall_s * cores) if cores else None,
+            environment_share=ratio(cpu_s, wall_s * cores) if cores and cpu_s is not None else None,
             engine_pause_s=sum(life.pause_s or 0.0 for life in index.versions.values()),
             rebuilt_tokens=sum(life.rebuilt_tokens or 0 for life in index.versions.values()),
             bins_s=bins.middles_s,
@@ -151,7 +151,7 @@ class FlowRates:
                     for name in ("trained", "trained with a signal")
                 ),
             ),
-            environment_cores=Series("environment CPU", bins.spread_per_second(cpu)),
+            environment_cores=Series("environment CPU", bins.spread_per_second(cpu if cpu_s is not None else ())),
         )
 
     def _queues(self) -> tuple[Spans, Spans]:

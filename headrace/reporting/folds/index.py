@@ -213,6 +213,13 @@ class RunIndex:
         """Reward that counts as success."""
         return 1.0 if self.config is None else self.config.evaluation.success_bound
 
+    @property
+    def environment_cpu_s(self) -> float | None:
+        """CPU seconds of environments; None when calls ran and not one reported any: then nothing metered them."""
+        total = sum(life.side.metering.cpu_s for life in self.transcripts.values())
+        has_calls = any(life.statuses for life in self.transcripts.values())
+        return None if total == 0 and has_calls else total
+
     def read_task(self, address: Address) -> Task:
         """The task of an address. Raises KeyError, IntegrityError."""
         if address not in self._tasks:

@@ -83,7 +83,7 @@ class Information(msgspec.Struct, frozen=True):
         hours: of the run, first event to last.
         per_hour: total over hours; None without time.
         resources: what the run was given, with the rate per resource-hour.
-        environment_cpu_s: CPU seconds of environments, from side records.
+        environment_cpu_s: CPU seconds of environments, from side records; None when nothing metered them.
         trainer_compute_s: seconds of forward, backward and step.
         strata: by difficulty.
         retention: overall; None when nothing was offered.
@@ -100,7 +100,7 @@ class Information(msgspec.Struct, frozen=True):
     hours: float
     per_hour: float | None
     resources: tuple[Resource, ...]
-    environment_cpu_s: float
+    environment_cpu_s: float | None
     trainer_compute_s: float
     strata: tuple[StratumInformation, ...]
     retention: float | None
@@ -175,7 +175,7 @@ def information(index: RunIndex, flips: FlipRates) -> Information:
             Resource(name, amount, amount * hours, ratio(total, amount * hours))
             for name, amount in sorted(amounts.items())
         ),
-        environment_cpu_s=sum(life.side.metering.cpu_s for life in index.transcripts.values()),
+        environment_cpu_s=index.environment_cpu_s,
         trainer_compute_s=sum(life.result.compute_s for life in index.updates.values() if life.result),
         strata=tuple(
             StratumInformation(
