@@ -1,7 +1,8 @@
 """One episode as text: turns, calls, observations, what is trained and what is masked, versions, verdict with evidence.
 
 Invariant: policy and tool text is inert: no control character of it reaches the terminal. What the log does not hold is
-said to be absent. A token is shown as trained exactly when the policy sampled it; the mask comes from its origin.
+said to be absent. The mask comes from each token's origin; sampled tokens are called trained only where a batch plan took
+them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Protocol
 from headrace.records.action import Action
 from headrace.records.arrays import IntArray
 from headrace.records.batch import BatchRow, GroupRejected, MemberResult
-from headrace.records.ids import Address, EpisodeId
+from headrace.records.ids import Address, EpisodeId, Purpose
 from headrace.records.segment import Origin, TokenSegment
 from headrace.records.task import Task
 from headrace.records.trajectory import SideRecord, Transcript
@@ -21,7 +22,6 @@ from headrace.reporting.quantities import ABSENT, duration, number, size
 Decode = Callable[[IntArray], str]
 """Text of token ids, control tokens written out."""
 
-_MARKS = {Origin.POLICY: "trained", Origin.ENVIRONMENT: "masked", Origin.TEMPLATE: "masked"}
 _TOKENS_PER_LINE = 4
 
 
@@ -110,7 +110,7 @@ def show_episode(view: EpisodeLike, decode: Decode, *, has_logprobs: bool = Fals
     if view.transcript is None:
         lines += ["not sealed: the episode is open or was given up", *_open_calls(view), ""]
     else:
-        lines += [*_sequence(view.transcript, decode, has_logprobs=has_logprobs), ""]
+        lines += [*_sequence(view, view.transcript, decode, has_logprobs=has_logprobs), ""]
     return "\n".join([*lines, *_ending(view), *_verdicts(view), *_training(view)]) + "\n"
 
 
@@ -136,7 +136,8 @@ def _head(view: EpisodeLike) -> Iterable[str]:
     yield f"  grader       {', '.join(graders) or ABSENT}"
 
 
-def _sequence(transcript: Transcript, decode: Decode, *, has_logprobs: bool) -> Iterable[str]:
+def _sequence(view: EpisodeLike, transcript: Transcript, decode: Decode, *, has_logprobs: bool) -> Iterable[str]:
+    sampled = "trained" if view.uses else "sampled"
     outcomes = {(outcome.path, outcome.segment): outcome for outcome in transcript.actions}
     for index, path in enumerate(transcript.paths):
         if index or path.parent is not None:
@@ -153,13 +154,14 @@ def _sequence(transcript: Transcript, decode: Decode, *, has_logprobs: bool) -> 
             if outcome is not None:
                 label = f"observation of {one_line(outcome.action.tool)} ({outcome.status.value})"
                 yield f"  call {outcome.action.id}  {one_line(outcome.action.tool)} {one_line(outcome.action.arguments)}"
-            yield from _segment(label, segment, decode, has_logprobs=has_logprobs)
-    trained = transcript.num_sampled_tokens
-    yield f"  {trained} tokens trained, {transcript.num_tokens - trained} masked"
+            mark = sampled if segment.policy else "masked"
+            yield from _segment(f"[{label}]  {len(segment)} tokens, {mark}", segment, decode, has_logprobs=has_logprobs)
+    count = transcript.num_sampled_tokens
+    yield f"  {count} tokens {sampled}, {transcript.num_tokens - count} masked"
 
 
-def _segment(label: str, segment: TokenSegment, decode: Decode, *, has_logprobs: bool) -> Iterable[str]:
-    facts = [f"{len(segment)} tokens", _MARKS[segment.origin]]
+def _segment(head: str, segment: TokenSegment, decode: Decode, *, has_logprobs: bool) -> Iterable[str]:
+    facts = [f"  {head}"]
     if segment.policy is not None:
         facts.append(f"{segment.policy}")
         if segment.context_version_min is not None and segment.context_version_min < segment.policy.version:
@@ -171,7 +173,7 @@ def _segment(label: str, segment: TokenSegment, decode: Decode, *, has_logprobs:
         facts.append(f"log-prob mean {float(logprobs_T.mean()):.4f}, min {float(logprobs_T.min()):.4f}")
     if segment.finish is not None:
         facts.append(f"finish {segment.finish.value}")
-    yield f"  [{label}]  {', '.join(facts)}"
+    yield ", ".join(facts)
     yield from _quoted(decode(segment.ids_T), "+" if segment.origin is Origin.POLICY else "|")
     if has_logprobs and logprobs_T is not None:
         cells = [
@@ -229,7 +231,8 @@ def _verdicts(view: EpisodeLike) -> Iterable[str]:
 
 def _training(view: EpisodeLike) -> Iterable[str]:
     reward = view.member.reward if view.member is not None else None
-    yield f"reward     {ABSENT if reward is None else number(reward)}"
+    note = "" if view.episode.purpose is Purpose.TRAIN else f"  ({view.episode.purpose.value}: only the verdict counts)"
+    yield f"reward     {ABSENT if reward is None else number(reward)}{note}"
     if view.rejection is not None:
         yield f"group      {one_line(view.rejection.state)}: {one_line(view.rejection.reason)}"
     if not view.uses:

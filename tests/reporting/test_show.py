@@ -101,6 +101,13 @@ def test_escapes_in_policy_and_tool_text_are_inert(folder: Path):
     assert r"a\x1b[2Jb\u202ec" in text
 
 
+def test_sampled_tokens_are_called_trained_only_where_a_plan_took_them(folder: Path):
+    found = view(folder, "train.0.1.0")
+    unused = show_episode(msgspec.structs.replace(found, uses=()), decode)
+    assert "tokens trained" not in unused
+    assert unused.count("sampled, policy@") == show_episode(found, decode).count("trained, policy@") > 0
+
+
 def test_the_view_needs_no_store():
     """Any record with the fields will do."""
 
