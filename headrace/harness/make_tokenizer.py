@@ -1,7 +1,7 @@
 r"""Makes a small byte-level BPE tokenizer for ChatML with tool calls.
 
-Invariant: the same texts give the same bytes. Every digit is a token of its own, so that numbers are copied digit by digit;
-every byte is a token, so that any text has ids.
+Invariant: the same texts give the same bytes. Numbers are cut into pairs of digits from the left, so that two of them
+rarely look alike to whoever copies one; every byte is a token, so that any text has ids.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ CONTROLS = (
     "<tool_response>",
     "</tool_response>",
 )
-VOCABULARY = 576
-# A word with the character before it; a digit; punctuation with the spaces around it; white space.
-_PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+\s*|\s+"
+VOCABULARY = 640
+# A word with the character before it; up to two digits; punctuation with the spaces around it; white space.
+_PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+\s*|\s+"
 
 
 def make_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> bytes:

@@ -122,6 +122,9 @@ def _sources() -> list[Path]:
         root / "tasks" / "demonstrations.py",
         root / "tasks" / "families.py",
         root / "tasks" / "reasoning_gym.py",
-        root / "training" / "warm_start.py",
+        *(
+            root / "training" / f"{name}.py"
+            for name in ("initialization", "packing", "policy", "warm_start", "weights")
+        ),
         root / "environments" / "calculator.py",
     ]

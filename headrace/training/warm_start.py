@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from headrace.errors import ConfigError
 from headrace.records.arrays import IntArray
 from headrace.records.streams import stream, stream_key
+from headrace.training.initialization import lay_induction_circuit
 from headrace.training.packing import PackedTokens, boundaries
 from headrace.training.policy import Policy, micro_batches
 from headrace.training.weights import weights_bytes
@@ -43,6 +44,8 @@ class WarmStartSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         max_grad_norm: gradient norm bound.
         micro_batch_tokens: slots of one forward pass.
         num_threads: torch threads.
+        initialization: `random`, or `induction`: random but for a circuit that copies from the context; see
+            `headrace.training.initialization`.
     """
 
     steps: int = 200
@@ -55,6 +58,7 @@ class WarmStartSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     max_grad_norm: float = 1.0
     micro_batch_tokens: int = 4096
     num_threads: int = 1
+    initialization: Literal["random", "induction"] = "random"
 
     def __post_init__(self) -> None:
         least = {"steps": 0, "batch_sequences": 1, "ramp_steps": 0, "micro_batch_tokens": 1, "num_threads": 1}
@@ -113,7 +117,7 @@ def warm_start(
     if out_dir.exists():
         raise ConfigError(f"{out_dir} exists; a warm start does not overwrite")
     torch.set_num_threads(settings.num_threads)
-    policy = _fresh_policy(model_config, seed)
+    policy = _fresh_policy(model_config, seed, settings)
     _check_sequences(sequences, settings, policy.vocabulary)
     optimizer = torch.optim.AdamW(
         policy.model.parameters(),
@@ -134,7 +138,7 @@ def warm_start(
     return _saved(policy, out_dir)
 
 
-def _fresh_policy(model_config: Mapping[str, Any], seed: int) -> Policy:
+def _fresh_policy(model_config: Mapping[str, Any], seed: int, settings: WarmStartSettings) -> Policy:
     rest = dict(model_config)
     try:
         config = AutoConfig.for_model(rest.pop("model_type"), **rest)
@@ -143,6 +147,9 @@ def _fresh_policy(model_config: Mapping[str, Any], seed: int) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_key(seed, "warm_start", "weights") % (1 << 63))
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if settings.initialization == "induction":
+        generator = torch.Generator().manual_seed(stream_key(seed, "warm_start", "circuit") % (1 << 63))
+        lay_induction_circuit(model, generator)
     model.config.architectures = [type(model).__name__]
     return Policy(model)
 
