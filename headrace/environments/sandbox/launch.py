@@ -104,6 +104,8 @@ def _bubblewrap(users: Sequence[str], options: SandboxOptions, root: PythonRoot)
     assert program is not None
     arguments = [program, *users, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     arguments += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--clearenv", "--hostname", "sandbox"]
+    # A signal to the own process group would otherwise reach bubblewrap's process outside.
+    arguments += ["--new-session"]
     # Named one by one, since a folder that bubblewrap makes on the way may be closed to the user inside.
     for folder in sorted({str(parent) for path in root.visible for parent in Path(path).parents} - {"/"}):
         arguments += ["--perms", "0755", "--dir", folder]
