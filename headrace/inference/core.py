@@ -66,12 +66,7 @@ class EngineCore:
         self.counters = Counters()
         self.last_work = StepWork()
         config, dtype = self.bank.config, getattr(torch, options.dtype)
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._cache = SlotCache(
-            config.num_hidden_layers,
-            (options.slots, config.num_key_value_heads, options.context + 1, head_size),
-            dtype,
-        )
+        self._cache = SlotCache(self.bank.cache_shape, dtype)
         self.rows = Rows(options.slots, options.context, config.vocab_size, self._cache)
         self._passes = Passes(options, self.rows, self._cache, dtype)
         self._clock = clock
@@ -222,15 +217,16 @@ class EngineCore:
 
     def _prefill(self) -> None:
         budget_tokens = self.options.prefill_budget
-        while budget_tokens > 0:
-            batch, counts_n, attended = self._lineup.next_batch(budget_tokens)
+        while True:
+            is_first = budget_tokens == self.options.prefill_budget
+            batch, counts_n, attended = self._lineup.next_batch(budget_tokens, is_first=is_first)
             if not batch:
                 return
             slots_n = np.array([turn.slot for turn in batch], dtype=np.int64)
             is_chunk_n = (counts_n == self.options.prefill_chunk) & (
                 self.rows.chunked_S[slots_n] == self.rows.cached_S[slots_n]
             )
-            logits_nV = self._passes.prefill(self.bank.model(batch[0].version), slots_n, counts_n, attended)
+            logits_nV = self._passes.prefill(self.bank.forward(batch[0].version), slots_n, counts_n, attended)
             self.rows.chunked_S[slots_n] += np.where(is_chunk_n, counts_n, 0)
             self._record(prefill_tokens=int(counts_n.sum()))
             budget_tokens -= len(batch) * int(counts_n.max())
@@ -245,8 +241,8 @@ class EngineCore:
         slots = np.flatnonzero(self.rows.is_decoding_S)
         for slots_n in self._same_pass(slots):
             lengths_n = self.rows.cached_S[slots_n] + 1
-            model = self.bank.model(int(self.rows.version_S[slots_n[0]]))
-            logits_nV = self._passes.decode(model, slots_n, self._passes.bucket(int(lengths_n.max())))
+            forward = self.bank.forward(int(self.rows.version_S[slots_n[0]]))
+            logits_nV = self._passes.decode(forward, slots_n, self._passes.bucket(int(lengths_n.max())))
             self._record(decode_rows=len(slots_n), attended_tokens=int(lengths_n.sum()))
             self._sample(slots_n, logits_nV)
 

@@ -64,8 +64,10 @@ class Lineup:
         if turn in self.prefilling:
             self.prefilling.remove(turn)
 
-    def next_batch(self, budget_tokens: int) -> tuple[list[Turn], Ints, int]:
-        """Turns of the next prefill pass, number of ids of each, attended length; empty when there is nothing to do.
+    def next_batch(self, budget_tokens: int, *, is_first: bool) -> tuple[list[Turn], Ints, int]:
+        """Turns of the next prefill pass, number of ids of each, attended length; empty when nothing fits or is there.
+
+        The first pass of a step takes the oldest sequence whatever the budget.
 
         All have the version of the oldest. Much longer or shorter ones are left for a pass of their own, so that at
         most half of the pass is padding.
@@ -76,7 +78,8 @@ class Lineup:
         for turn in ready:
             count = self._next_count(turn)
             width = max(count, *counts) if counts else count
-            if not batch or (self._fits(batch[0], turn) and (len(batch) + 1) * width <= budget_tokens):
+            is_within = (len(batch) + 1) * width <= budget_tokens
+            if (is_first or is_within) if not batch else (is_within and self._fits(batch[0], turn)):
                 batch.append(turn)
                 counts.append(count)
         return batch, np.array(counts, dtype=np.int64), max(map(self._attended, batch), default=0)

@@ -17,6 +17,7 @@ class EngineOptions(Section, frozen=True):
     shared_prefix_min: fewest common tokens worth waiting for another sequence's prefill.
     attention: attention implementation of `transformers`.
     dtype: of weights and cache; log-probs are float32 in any case.
+    is_recorded: record the model's forward pass once, to interpret no Python at every token; the bits stay the same.
     on_swap: what new weights do to a running sequence; `rebuild` computes its cache again.
     deterministic: log-probs of a request do not depend on what runs beside it: all slots are computed in every pass,
         prefill chunks lie at fixed positions, attended lengths are doubling buckets of a sequence's own length.
@@ -26,11 +27,12 @@ class EngineOptions(Section, frozen=True):
     slots: int = 64
     context: int = 512
     prefill_chunk: int = 128
-    prefill_budget: int = 1024
+    prefill_budget: int = 2048
     cache_bucket: int = 32
     shared_prefix_min: int = 16
     attention: Literal["sdpa", "eager"] = "sdpa"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    is_recorded: bool = True
     on_swap: Literal["rebuild"] = "rebuild"
     deterministic: bool = False
 

@@ -9,15 +9,15 @@ Dimensions: S slots, n slots of interest, N rows of the pass, T columns, L atten
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from headrace.inference.cache import SlotCache
+from headrace.inference.forward import Forward
 from headrace.inference.options import EngineOptions
 from headrace.inference.rows import Ints, Rows, input_tensors
 
 
 class Passes:
-    """Runs a model over some slots."""
+    """Computes the passes of a model over some slots."""
 
     def __init__(self, options: EngineOptions, rows: Rows, cache: SlotCache, dtype: torch.dtype) -> None:
         self._options = options
@@ -37,16 +37,16 @@ class Passes:
             size *= -(-length // size)
         return min(size, context)
 
-    def decode(self, model: PreTrainedModel, slots_n: Ints, attended: int) -> torch.Tensor:
+    def decode(self, forward: Forward, slots_n: Ints, attended: int) -> torch.Tensor:
         """Logits [n, V] after one more id of each slot, which is cached by this; `slots_n` is rising."""
-        return self._run(model, slots_n, np.ones(len(slots_n), dtype=np.int64), width=1, attended=attended)
+        return self._run(forward, slots_n, np.ones(len(slots_n), dtype=np.int64), width=1, attended=attended)
 
-    def prefill(self, model: PreTrainedModel, slots_n: Ints, counts_n: Ints, attended: int) -> torch.Tensor:
+    def prefill(self, forward: Forward, slots_n: Ints, counts_n: Ints, attended: int) -> torch.Tensor:
         """Logits [n, V] after `counts_n` more ids of each slot, which are cached by this."""
         width = self._options.prefill_chunk if self._options.deterministic else int(counts_n.max())
-        return self._run(model, slots_n, counts_n, width=width, attended=attended)
+        return self._run(forward, slots_n, counts_n, width=width, attended=attended)
 
-    def _run(self, model: PreTrainedModel, slots_n: Ints, counts_n: Ints, *, width: int, attended: int) -> torch.Tensor:
+    def _run(self, forward: Forward, slots_n: Ints, counts_n: Ints, *, width: int, attended: int) -> torch.Tensor:
         rows_N, own_n, view = self._span(slots_n, width)
         starts_n1 = self._rows.cached_S[slots_n][:, None]
         # Padding lies on the left, so that every row's last id is in the last column.
@@ -56,17 +56,10 @@ class Passes:
         is_padding_NT = places_NT == self._cache.scratch
         tokens_NT = self._rows.ids_SC[rows_N[:, None], np.where(is_padding_NT, 0, places_NT)]
         tokens, places, positions = input_tensors(tokens_NT, places_NT, is_padding_NT)
-        self._cache.point(view, torch.from_numpy(rows_N), places, attended)
-        output = model(
-            input_ids=tokens,
-            attention_mask=self._mask(places, attended),
-            position_ids=positions,
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        inputs = self._cache.inputs(tokens, places, positions, view=view, mask_N1TL=self._mask(places, attended))
+        logits_NV = forward(inputs)
         self._rows.cached_S[slots_n] += counts_n
-        return output.logits[:, 0] if len(own_n) == len(rows_N) else output.logits[torch.from_numpy(own_n), 0]
+        return logits_NV if len(own_n) == len(rows_N) else logits_NV[torch.from_numpy(own_n)]
 
     def _span(self, slots_n: Ints, width: int) -> tuple[Ints, Ints, slice | torch.Tensor]:
         """Slots of the pass, where the ones of interest stand among them, and how the cache is seen."""

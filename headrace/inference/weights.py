@@ -7,7 +7,7 @@ hash to that address.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -15,6 +15,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from headrace.errors import ConfigError, InferenceError, IntegrityError, Outcome
+from headrace.inference.cache import CacheShape
+from headrace.inference.forward import Forward
 from headrace.inference.options import EngineOptions
 from headrace.records.ids import Address, PolicyRef
 from headrace.records.provenance import check_address
@@ -22,30 +24,45 @@ from headrace.records.provenance import check_address
 _UNSUPPORTED_ROPE = frozenset({"dynamic", "longrope"})
 
 
+class _Copy(NamedTuple):
+    """One copy of the weights and what runs on it."""
+
+    model: PreTrainedModel
+    forward: Forward
+
+
 class WeightBank:
     """Models by version.
 
     Attributes:
         config: the model's own configuration.
+        cache_shape: of the key-value cache that the model needs.
         current: what unpinned requests are served with; None before the first activation.
     """
 
     def __init__(self, options: EngineOptions, policy_dir: Path, weights_path: Callable[[Address], Path]) -> None:
         """Raises ConfigError when the folder holds no decoder that the slot cache can serve."""
-        self.config = _read_config(policy_dir, options)
+        self.config = config = _read_config(policy_dir, options)
+        self.cache_shape = CacheShape(
+            layers=config.num_hidden_layers,
+            slots=options.slots,
+            heads=config.num_key_value_heads,
+            length=options.context + 1,
+            head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        )
         self.current: PolicyRef | None = None
         self._options = options
         self._weights_path = weights_path
         self._addresses: dict[PolicyRef, Address] = {}
-        self._models: dict[int, PreTrainedModel] = {}
+        self._models: dict[int, _Copy] = {}
         self._active: set[int] = set()
-        self._spare: list[PreTrainedModel] = [self._build()]
+        self._spare: list[_Copy] = [self._build()]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of one copy of the weights."""
-        model = self._spare[0] if self._spare else next(iter(self._models.values()))
-        return sum(parameter.nbytes for parameter in model.parameters())
+        copy = self._spare[0] if self._spare else next(iter(self._models.values()))
+        return sum(parameter.nbytes for parameter in copy.model.parameters())
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -62,10 +79,14 @@ class WeightBank:
         Raises:
             InferenceError: REJECTED when it is not held.
         """
-        model = self._models.get(version)
-        if model is None:
+        copy = self._models.get(version)
+        if copy is None:
             raise InferenceError(f"version {version} is not held; held are {list(self.held)}", Outcome.REJECTED)
-        return model
+        return copy.model
+
+    def forward(self, version: int) -> Forward:
+        """The passes of a held version."""
+        return self._models[version].forward
 
     def stage(self, policy: PolicyRef, weights: Address) -> None:
         """Loads a version aside, or finds it loaded.
@@ -82,14 +103,14 @@ class WeightBank:
         if policy.version in self._models:
             return
         state = self._read(policy, weights)
-        model = self._spare.pop() if self._spare else self._build()
+        copy = self._spare.pop() if self._spare else self._build()
         try:
-            _load(model, state)
+            _load(copy.model, state)
         except ValueError as error:
-            self._spare.append(model)
+            self._spare.append(copy)
             raise _refused(policy, str(error)) from error
         self._addresses[policy] = weights
-        self._models[policy.version] = model
+        self._models[policy.version] = copy
 
     def activate(self, policy: PolicyRef) -> None:
         """Makes a staged version the current one.
@@ -115,9 +136,9 @@ class WeightBank:
             self._unload(version)
 
     def _unload(self, version: int) -> None:
-        model = self._models.pop(version)
+        copy = self._models.pop(version)
         if not self._spare:  # one spare saves building a model at every publication
-            self._spare.append(model)
+            self._spare.append(copy)
 
     def _read(self, policy: PolicyRef, weights: Address) -> dict[str, torch.Tensor]:
         try:
@@ -131,7 +152,7 @@ class WeightBank:
                 raise _refused(policy, f"{name} holds a value that is not finite")
         return state
 
-    def _build(self) -> PreTrainedModel:
+    def _build(self) -> _Copy:
         # The random initial weights are overwritten by `stage`; the process's own random state must not notice.
         with torch.random.fork_rng(devices=[]):
             model = AutoModelForCausalLM.from_config(
@@ -139,7 +160,8 @@ class WeightBank:
                 attn_implementation=self._options.attention,
                 dtype=getattr(torch, self._options.dtype),
             )
-        return model.eval().requires_grad_(False)
+        model.eval().requires_grad_(False)
+        return _Copy(model, Forward(model, self.cache_shape, is_recorded=self._options.is_recorded))
 
 
 def _refused(policy: PolicyRef, why: str) -> InferenceError:
