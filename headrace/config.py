@@ -203,6 +203,11 @@ class Config(Section, frozen=True):
                 f"schedule.max_lag is {schedule.max_lag} with credit_batches {schedule.credit_batches}; under `wait` it "
                 "must be at least credit_batches, or groups admitted together could not all train in time"
             )
+        if self.run.deterministic and schedule.mode != "sync" and schedule.order != "ordinal":
+            raise ConfigError(
+                f"run.deterministic with schedule.mode {schedule.mode} and order {schedule.order}; batches then depend on "
+                'arrival, set schedule.order = "ordinal"'
+            )
         if not 0.0 < self.algorithm.learning_rate < 1.0:
             raise ConfigError(f"algorithm.learning_rate is {self.algorithm.learning_rate}; it must lie in (0, 1)")
         for name in TimeoutSection.__struct_fields__:

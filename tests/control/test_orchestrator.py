@@ -163,7 +163,7 @@ def test_a_version_that_the_engine_cannot_reproduce_never_exists() -> None:
 
         return dataclasses.replace(ports, trainer=_ShiftedCanary(ports.trainer, at_version=2))
 
-    with pytest.raises(InferenceError, match="differ by 0.5 on the canary"):
+    with pytest.raises(InferenceError, match=r"differ by 0\.5 on the canary"):
         run(MODES["sync"], of=faultless(), adapt=adapt_canary)
 
 
