@@ -11,6 +11,7 @@ recorded as `InfraError`.
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 from headrace.config import TimeoutSection
 from headrace.control.acting import ActionRunner, UnknownEffect
@@ -236,11 +237,9 @@ class _Attempt:
     async def _respond(self, handle: Handle, step: int, parsed: ParsedTurn) -> Limit | None:
         """Shows the policy what came of its turn; the limit that ends the episode, if one does."""
         trace, budget, harness = self.trace, self._budget, self._ports.harness
-        room = max(1, min(budget.observation_tokens, budget.episode_tokens - trace.num_tokens))
         if parsed.status is ParseStatus.MALFORMED:
             trace.malformed += 1
-            observed = harness.object_to(parsed.problem, room)
-            self._extend(observed)
+            self._extend(self._within(1, lambda room: harness.object_to(parsed.problem, room)))
             return Limit.MALFORMED_CALLS if trace.malformed >= budget.malformed_calls else None
         receipts: list[tuple[Action, Receipt, int]] = []
         for ordinal, call in enumerate(parsed.calls):
@@ -252,9 +251,24 @@ class _Attempt:
             receipts.append((action, receipt, commit))
             if self._limit_reached():
                 break
-        observed = harness.observe([receipt.output for _, receipt, _ in receipts], room)
-        self._observe(receipts, observed)
+        outputs = [receipt.output for _, receipt, _ in receipts]
+        self._observe(receipts, self._within(len(outputs), lambda room: harness.observe(outputs, room)))
         return self._limit_reached()
+
+    def _within(self, count: int, observe: Callable[[int], ObservedTokens]) -> ObservedTokens:
+        """Observations of one step that share what is left of `episode_tokens`, the template around them included.
+
+        Each keeps at least one token, so a step that finds no room left runs over by its template and one token a call;
+        no further turn then follows.
+        """
+        budget = self._budget
+        left = budget.episode_tokens - self.trace.num_tokens
+        observed = observe(max(1, min(budget.observation_tokens, left // count)))
+        over = sum(map(len, observed.segments)) - left
+        if over <= 0:
+            return observed
+        shown = sum(len(observed.segments[index]) for index in observed.observation_indices)
+        return observe(max(1, min(budget.observation_tokens, (shown - over) // count)))
 
     def _observe(self, receipts: list[tuple[Action, Receipt, int]], observed: ObservedTokens) -> None:
         """Records each observation, and where it stands in the sequence."""

@@ -63,6 +63,7 @@ class RunFacts:
         initial_bytes: size of those weights.
         canary: fixed token sequences, each [T].
         copies: copies of weights that exist from the start.
+        notes: what a reader has to know of the platform, by name.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class RunFacts:
     initial_bytes: int
     canary: Sequence[IntArray]
     copies: tuple[WeightsHeld, ...] = ()
+    notes: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +147,13 @@ class Orchestrator:
     def _record_start(self, recorder: Recorder) -> int:
         row, facts = sealed_row("config", self._config), self._facts
         started = RunStarted(
-            facts.run_id, self._config.run.seed, row.address, facts.runtime, facts.wall_clock, facts.resources
+            facts.run_id,
+            self._config.run.seed,
+            row.address,
+            facts.runtime,
+            facts.wall_clock,
+            facts.resources,
+            facts.notes,
         )
         seq = recorder.record(started, key=facts.run_id, rows=(row,))
         for held in facts.copies:
@@ -230,7 +238,7 @@ def _member_runner(config: Config, ports: Ports, context: RunContext) -> MemberR
             WorkerClock(recorder, "environment"),
         ),
         recorder,
-        Sealer(recorder, ports.harness.version, ports.environment.version, context.versions.weights),
+        Sealer(recorder, ports.harness, ports.environment.version, context.versions.weights),
         EpisodeSettings(PolicyId(config.policy.policy_id), config.timeouts, not config.run.deterministic),
     )
     grading = Grading(

@@ -1,12 +1,14 @@
 """Seals an episode: transcript and side record become durable together with the event that names them.
 
-Invariant: what is sealed passed `Transcript.check`: equal lengths, versions that never fall, all versions present.
+Invariant: what is sealed passed `Transcript.check` (equal lengths, versions that never fall, all versions present) and
+`Harness.check` (the ids are those of the texts and calls on record, and only the template placed control tokens).
 """
 
 import dataclasses
 
 from headrace.control.recorder import Recorder, sealed_row
 from headrace.errors import IntegrityError
+from headrace.ports import Harness
 from headrace.records.execution import Metering
 from headrace.records.ids import Address, EpisodeId
 from headrace.records.provenance import PolicyVersion, Provenance
@@ -61,12 +63,12 @@ class Sealer:
 
     Args:
         recorder: where they go.
-        harness: content version of the harness.
+        harness: made the sequences, and judges them.
         environment: content version of the environment.
         weights: version number to weights address, for every version that was ever committed.
     """
 
-    def __init__(self, recorder: Recorder, harness: Address, environment: Address, weights: dict[int, Address]) -> None:
+    def __init__(self, recorder: Recorder, harness: Harness, environment: Address, weights: dict[int, Address]) -> None:
         self._recorder = recorder
         self._harness = harness
         self._environment = environment
@@ -82,7 +84,7 @@ class Sealer:
         transcript = Transcript(
             episode=trace.episode,
             task=trace.task_address,
-            provenance=Provenance(trace.task_address, self._policies(trace), self._harness, self._environment),
+            provenance=Provenance(trace.task_address, self._policies(trace), self._harness.version, self._environment),
             paths=(Path(AGENT, tuple(trace.segments)),),
             actions=tuple(trace.actions),
             terminal=terminal,
@@ -91,6 +93,7 @@ class Sealer:
             artifact=artifact[0].address if artifact else None,
         )
         transcript.check()
+        self._harness.check(transcript)
         row = sealed_row("transcript", transcript)
         side = sealed_row(
             "side",

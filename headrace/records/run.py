@@ -17,6 +17,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
         runtime: composition root: `local` or `simulated`.
         wall_clock: ISO 8601 time of the start for people; empty under virtual time.
         resources: what the run may use, by name (`cores`, …); figures are printed per resource-hour.
+        notes: what a reader of the figures has to know of the platform, by name (`sandbox`, …).
     """
 
     run_id: str
@@ -25,6 +26,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     runtime: str
     wall_clock: str
     resources: dict[str, float]
+    notes: dict[str, str] = {}
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):

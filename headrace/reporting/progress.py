@@ -135,6 +135,8 @@ class Progress:
         self._state.is_virtual = started.runtime == "simulated"
         used = ", ".join(f"{number(amount)} {name}" for name, amount in sorted(started.resources.items()))
         self._line(f"run {one_line(started.run_id)}  seed {started.seed}  {started.runtime}  {used}")
+        for name, note in sorted(started.notes.items()):
+            self._line(f"{one_line(name)}: {one_line(note)}")
         if self._console.is_terminal and not self._state.is_virtual:
             self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()

@@ -32,6 +32,7 @@ class RunFacts(msgspec.Struct, frozen=True):
         runtime: composition root; `simulated` measures scheduling, not hardware.
         wall_clock: ISO 8601 time of the start; empty under virtual time.
         resources: what it may use, by name.
+        notes: what the platform gave, by name.
         starts: how often a process took it over.
         wall_s: first event to last, seconds.
         ending: how it ended; None while it runs, or when it stopped without a word.
@@ -46,6 +47,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     runtime: str
     wall_clock: str
     resources: dict[str, float]
+    notes: dict[str, str]
     starts: int
     wall_s: float
     ending: str | None
@@ -145,6 +147,7 @@ class RunFold:
             runtime=started.runtime if started else "",
             wall_clock=started.wall_clock if started else "",
             resources=dict(sorted(started.resources.items())) if started else {},
+            notes=dict(sorted(started.notes.items())) if started else {},
             starts=index.starts,
             wall_s=index.wall_ns / 1e9,
             ending=index.ended.reason if index.ended else None,

@@ -42,6 +42,7 @@ def headline(report: RunReport) -> list[str]:
         f"{duration(facts.wall_s)} on {used}",
         f"runtime {one_line(facts.runtime)}  seed {seed}  {one_line(facts.wall_clock)}".rstrip(),
     ]
+    lines += [f"{one_line(name)}: {one_line(note)}" for name, note in facts.notes.items()]
     if facts.runtime == "simulated":
         lines.append("Simulated: these figures show scheduling behaviour, not hardware.")
     if facts.starts > 1:

@@ -96,6 +96,7 @@ async def run_local(run: LocalRun) -> RunSummary:
             initial_bytes=size_bytes,
             canary=canary_of(tasks, harness),
             copies=_copies(hello.policy_id, size_bytes),
+            notes={"sandbox": _isolation(environment)},
         )
         ports = Ports(
             tasks=tasks,
@@ -165,6 +166,13 @@ async def _workers(config: Config, folder: Path, policy: Path) -> AsyncIterator[
 
 async def _start(name: str, argv: list[str]) -> Child:
     return await Child.start(name, argv, start_timeout_s=START_TIMEOUT_S, env={"OMP_NUM_THREADS": "1"})
+
+
+def _isolation(environment: SandboxEnvironment) -> str:
+    """How strong the sandbox of this platform is, in one line."""
+    found = environment.isolation
+    missing = f"; not confined here: {', '.join(found.missing)}" if found.missing else ""
+    return f"{found.level}, metered by {found.metering}{missing}"
 
 
 def _copies(policy_id: PolicyId, size_bytes: int) -> tuple[WeightsHeld, ...]:
