@@ -3,7 +3,8 @@
 Invariant: a member without a reward takes part in no statistic and gets no advantage; absent is None on the outside and a
 False in `is_present_GM` or `is_defined_GM` inside, never a number. What each estimator says of degenerate groups:
 
-* fewer than two members with a reward: no advantage at all, the group says nothing (for every estimator);
+* fewer than two members with a reward: no advantage at all, the group says nothing; `reinforce_pp` alone has no group
+  baseline and gives a lone member one;
 * all rewards equal: exactly 0 for every member, and stays 0 through any division (batch-wide whitening aside);
 * nearly equal, spread <= `tolerance`: 0 where a deviation would be divided by, since division would blow grader noise up
   to the size of a signal; `mean_only` and `rloo` divide by nothing and keep the tiny deviations.
@@ -13,10 +14,12 @@ Dimensions: G groups, M members of the largest group.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace.records.learning import AdvantageName, EstimatorOptions
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -128,6 +131,71 @@ def group_advantages(estimator: Estimator, groups: Sequence[Sequence[float | Non
             return maxrl(table).lists()
 
 
+@dataclasses.dataclass(frozen=True)
+class MemberData:
+    """What the estimators of a batch look at, one inner sequence per group, in member order.
+
+    Attributes:
+        rewards: None where absent.
+        lengths: trained tokens.
+        components: named scores behind each reward; None where there is no verdict.
+    """
+
+    rewards: Sequence[Sequence[float | None]]
+    lengths: Sequence[Sequence[int]]
+    components: Sequence[Sequence[Mapping[str, float] | None]]
+
+
+def batch_advantages(name: AdvantageName, data: MemberData, options: EstimatorOptions) -> list[list[float | None]]:
+    """Advantages of every member of a batch; None where there is none.
+
+    Under `gae` the critic is the baseline, token by token, and is not known here: the reward itself stands for the row.
+
+    Raises:
+        ValueError: when a reward is not finite, or negative where the estimator needs a rate, or a weighted component
+            is missing from a verdict.
+    """
+    table = RewardTable.of(data.rewards)
+    match name:
+        case "mean" | "rloo" | "loo_std" | "batch_std" | "maxrl":
+            return group_advantages(name, data.rewards)
+        case "grpo":
+            return grpo(table, ddof=options.ddof).lists()
+        case "opo":
+            return opo(table, data.lengths).lists()
+        case "reinforce_pp":
+            return reinforce_pp(table, data.lengths).lists()
+        case "reinforce_pp_baseline":
+            return reinforce_pp_baseline(table, data.lengths).lists()
+        case "gdpo":
+            return gdpo(_component_tables(data, options.component_weights), options.component_weights).lists()
+        case "gae":
+            return AdvantageTable(table.rewards_GM, table.is_present_GM, table.sizes).lists()
+        case _ as never:
+            assert_never(never)
+
+
+def _component_tables(data: MemberData, weights: Mapping[str, float]) -> dict[str, RewardTable]:
+    """One table per weighted component; a member without a reward has none of them."""
+
+    def value(scores: Mapping[str, float] | None, reward: float | None, name: str) -> float | None:
+        if reward is None or scores is None:
+            return None
+        if name not in scores:
+            raise ValueError(f"a verdict has components {sorted(scores)}; `{name}` is weighted and missing")
+        return scores[name]
+
+    return {
+        name: RewardTable.of(
+            [
+                [value(scores, reward, name) for scores, reward in zip(group, rewards, strict=True)]
+                for group, rewards in zip(data.components, data.rewards, strict=True)
+            ]
+        )
+        for name in weights
+    }
+
+
 def mean_only(table: RewardTable) -> AdvantageTable:
     """Reward minus group mean, not divided by anything.
 
@@ -206,6 +274,32 @@ def maxrl(table: RewardTable, *, tolerance: float = NOISE_TOLERANCE) -> Advantag
     return _result(table, np.where(table.spreads_G1 > tolerance, table.centred_GM() / safe_G1, 0.0))
 
 
+def opo(table: RewardTable, lengths: Sequence[Sequence[int]]) -> AdvantageTable:
+    """Reward minus the length-weighted mean of the group: the baseline of least variance when gradients grow with length.
+
+    Example: rewards (1, 0) of 1 and 3 tokens have baseline 1/4 and advantages (3/4, -1/4).
+
+    Source: OPO, Hao et al. 2025, arXiv:2505.23585, equation 7.
+    """
+    weights_GM = np.where(table.is_present_GM, _padded(lengths, table), 0.0)
+    total_G1 = weights_GM.sum(axis=1, keepdims=True)
+    safe_G1 = np.where(total_G1 > 0, total_G1, 1.0)
+    baseline_G1 = np.where(
+        total_G1 > 0, (weights_GM * table.rewards_GM).sum(axis=1, keepdims=True) / safe_G1, table.means_G1()
+    )
+    return _result(table, np.where(table.spreads_G1 > 0, table.rewards_GM - baseline_G1, 0.0))
+
+
+def reinforce_pp(table: RewardTable, lengths: Sequence[Sequence[int]], *, epsilon: float = 1e-8) -> AdvantageTable:
+    """Reward whitened over all trained tokens of the batch; there is no group baseline, so one member per task is enough.
+
+    Source: REINFORCE++, Hu et al. 2025, arXiv:2501.03262, equations 8 to 10 with discount 1.
+    """
+    raw = AdvantageTable(table.rewards_GM, table.is_present_GM, table.sizes)
+    whitened_GM = _whiten(raw, _padded(lengths, table), epsilon)
+    return AdvantageTable(np.where(table.is_present_GM, whitened_GM, 0.0), table.is_present_GM, table.sizes)
+
+
 def reinforce_pp_baseline(
     table: RewardTable, lengths: Sequence[Sequence[int]], *, epsilon: float = 1e-8
 ) -> AdvantageTable:
@@ -218,10 +312,7 @@ def reinforce_pp_baseline(
 
     Source: REINFORCE++, Hu et al. 2025, arXiv:2501.03262, the baseline variant and its global normalisation.
     """
-    weights_GM = np.zeros_like(table.rewards_GM)
-    for row, group in zip(weights_GM, lengths, strict=True):
-        row[: len(group)] = group
-    return _result(table, _whiten(mean_only(table), weights_GM, epsilon))
+    return _result(table, _whiten(mean_only(table), _padded(lengths, table), epsilon))
 
 
 def gdpo(
@@ -246,6 +337,14 @@ def gdpo(
     first = next(iter(shared.values()))
     summed = _result(first, total_GM)
     return _result(first, _whiten(summed, np.ones_like(total_GM), epsilon))
+
+
+def _padded(lengths: Sequence[Sequence[int]], table: RewardTable) -> Array:
+    """Lengths beside the rewards, [G, M]; 0 where there is no member."""
+    padded_GM = np.zeros_like(table.rewards_GM)
+    for row, group in zip(padded_GM, lengths, strict=True):
+        row[: len(group)] = group
+    return padded_GM
 
 
 def _whiten(table: AdvantageTable, weights_GM: Array, epsilon: float) -> Array:

@@ -8,15 +8,14 @@ Dimensions: B rows of the whole batch, T tokens.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.records.learning import AggregationName
+
 Array = npt.NDArray[np.float64]
-Aggregation = Literal[
-    "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "prompt_mean"
-]
+Aggregation = AggregationName
 
 
 def token_weights_B(
