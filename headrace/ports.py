@@ -21,6 +21,7 @@ from headrace.records.ids import ActionId, Address, EpisodeId, LeaseToken, Polic
 from headrace.records.segment import GenerateRequest, TokenSegment
 from headrace.records.task import Task
 from headrace.records.terminal import Terminal
+from headrace.records.trajectory import Transcript
 from headrace.records.update import Activation, CanaryScore, RowScore, UpdateResult
 from headrace.records.verdict import Submission, Verdict
 
@@ -193,6 +194,13 @@ class Harness(Protocol):
 
     def object_to(self, problem: str, budget_tokens: int) -> ObservedTokens:
         """Tokens that tell the policy that its turn could not be read; one observation."""
+        ...
+
+    def check(self, transcript: Transcript) -> None:
+        """Raises IntegrityError when ids and texts tell different stories, or the sequence was not made by this harness.
+
+        What `Transcript.check` looks at is not looked at again.
+        """
         ...
 
     def decode(self, ids: IntArray) -> str:

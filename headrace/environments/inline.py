@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.environments import sessions
 from headrace.environments.calculator import CalculatorError, calculate
-from headrace.environments.sessions import Judge, Session, SessionEnvironment, claim_any_answer
+from headrace.environments.sessions import Judge, Session, SessionEnvironment, claim_last_result
 from headrace.environments.tools import CALCULATOR, BadArguments, calculator_expression
 from headrace.errors import EnvironmentFault
 from headrace.records.action import Action, EffectClass
@@ -36,11 +37,11 @@ class InlineEnvironment(SessionEnvironment):
         *,
         duration_s: Callable[[Action], float] = no_duration,
         incarnation: str = "inline",
-        judge: Judge = claim_any_answer,
+        judge: Judge = claim_last_result,
     ) -> None:
         super().__init__(incarnation, judge)
         self._duration_s = duration_s
-        sources = [Path(calculate.__code__.co_filename), Path(__file__)]
+        sources = [Path(calculate.__code__.co_filename), Path(__file__), Path(sessions.__file__)]
         self._version = content_version(sys.version, *(source.read_bytes() for source in sources))
 
     @property

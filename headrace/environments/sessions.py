@@ -13,7 +13,7 @@ from collections.abc import Callable
 from headrace.errors import EnvironmentFault, Outcome
 from headrace.ports import Handle
 from headrace.records.action import Action, EffectClass
-from headrace.records.execution import IncarnationLost, Lease, Receipt
+from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease, Receipt
 from headrace.records.harness import ToolSchema
 from headrace.records.ids import ActionId, Address, EpisodeId
 from headrace.records.provenance import address_of
@@ -26,12 +26,26 @@ MAX_REMEMBERED_FENCES = 65_536
 EMPTY_REVISION = address_of(b"")
 """Revision of an environment that keeps nothing between its actions."""
 
-Judge = Callable[[str], Terminal]
+Judge = Callable[[str, bytes | None], Terminal]
+"""The claim on a final text, given the output of the episode's last successful call, None when there was none."""
 
 
-def claim_any_answer(final_text: str) -> Terminal:
-    """Success when the policy answered at all: a calculator cannot know what was asked."""
-    return Success() if final_text.strip() else Failure("no answer")
+def claim_last_result(final_text: str, last_output: bytes | None) -> Terminal:
+    """Success when the answer is what the last successful call gave: the one thing that a tool knows of the task.
+
+    It is a claim of its own and may be wrong both ways: the tool may have computed something else than was asked, and
+    the policy may know an answer that no tool gave. The result of an output of several lines is its last line.
+
+    Example: after a calculator said `14`, the answer `14` is claimed as success and `15` as failure.
+    """
+    answer = final_text.strip()
+    if not answer:
+        return Failure("no answer")
+    if last_output is None:
+        return Failure("no call succeeded")
+    lines = last_output.decode("utf-8", "replace").split("\n")
+    result = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return Success() if answer == result else Failure("the answer is not the last result")
 
 
 class _Taken:
@@ -49,6 +63,7 @@ class Session:
         episode: whose.
         opened_as: incarnation that the handle carries.
         incarnation: present one; another than `opened_as` once the executor was lost under an action.
+        last_output: output of the last call that succeeded; None before the first.
     """
 
     def __init__(self, episode: EpisodeId, incarnation: str) -> None:
@@ -56,6 +71,7 @@ class Session:
         self.opened_as = incarnation
         self.incarnation = incarnation
         self.taken: dict[ActionId, _Taken] = {}
+        self.last_output: bytes | None = None
         self._losses = 0
 
     def lose(self) -> None:
@@ -67,7 +83,7 @@ class Session:
 class SessionEnvironment(abc.ABC):
     """The part of the Environment port that does not depend on where tools run."""
 
-    def __init__(self, incarnation: str, judge: Judge = claim_any_answer) -> None:
+    def __init__(self, incarnation: str, judge: Judge = claim_last_result) -> None:
         self.incarnation = incarnation
         self._judge = judge
         self._sessions: dict[EpisodeId, Session] = {}
@@ -157,7 +173,8 @@ class SessionEnvironment(abc.ABC):
         return b""
 
     async def claim(self, handle: Handle, final_text: str, timeout_s: float) -> Terminal:
-        return self._judge(final_text)
+        session = self._session(handle)
+        return self._judge(final_text, None if session is None else session.last_output)
 
     async def close(self, handle: Handle) -> None:
         session = self._session(handle)
@@ -197,6 +214,8 @@ class SessionEnvironment(abc.ABC):
         """Forgets an action that left no receipt, so that the same id may run again where that is allowed."""
         if done.cancelled() or done.exception() is not None:
             session.taken.pop(action_id, None)
+        elif (receipt := done.result()).status is ExecutionStatus.OK:
+            session.last_output = receipt.output
 
     async def _end(self, session: Session) -> None:
         running = [taken.task for taken in session.taken.values() if not taken.task.done()]

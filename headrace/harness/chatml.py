@@ -26,6 +26,7 @@ import msgspec
 from headrace.config import Section, decode_options
 from headrace.errors import ConfigError
 from headrace.harness.calls import CallReader, MalformedCall
+from headrace.harness.checks import check_transcript
 from headrace.harness.codec import TextCodec
 from headrace.ports import ObservedTokens
 from headrace.records.arrays import Int32Bytes, IntArray, as_int32, int32_bytes
@@ -34,6 +35,7 @@ from headrace.records.ids import Address
 from headrace.records.provenance import content_version
 from headrace.records.segment import Origin, TokenSegment
 from headrace.records.task import Task
+from headrace.records.trajectory import Transcript
 
 ASSETS = Path(__file__).parent / "assets"
 CUT_MARKER = "\n[cut]"
@@ -179,6 +181,9 @@ class ChatMLHarness:
 
     def object_to(self, problem: str, budget_tokens: int) -> ObservedTokens:
         return self.observe((f"error: {problem}".encode("utf-8", "replace"),), budget_tokens)
+
+    def check(self, transcript: Transcript) -> None:
+        check_transcript(self, transcript)
 
     def decode(self, ids: IntArray) -> str:
         return self.codec.decode(ids.tolist())

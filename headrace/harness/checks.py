@@ -5,27 +5,58 @@ the template opened one, and what ran is what the sampled ids say.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from headrace.errors import IntegrityError
-from headrace.harness.chatml import ChatMLHarness
-from headrace.records.arrays import IntArray, as_int32, int32_bytes
-from headrace.records.harness import ParseStatus
+from headrace.harness.codec import TextCodec
+from headrace.records.arrays import Int32Bytes, IntArray, as_int32
+from headrace.records.harness import ParsedTurn, ParseStatus
 from headrace.records.segment import FinishReason, Origin, TokenSegment
 from headrace.records.trajectory import Transcript
 
 
-def check_sequence(harness: ChatMLHarness, segments: Sequence[TokenSegment]) -> None:
+class SequenceMaker(Protocol):
+    """What the laws need to know of the harness that made a sequence."""
+
+    codec: TextCodec
+
+    @property
+    def template_ids(self) -> frozenset[Int32Bytes]:
+        """Ids of every template segment that it places."""
+        ...
+
+    @property
+    def opening_ids(self) -> tuple[Int32Bytes, ...]:
+        """Ids of the template segments that a policy turn may follow."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a policy turn."""
+        ...
+
+    def parse(self, sampled: IntArray) -> ParsedTurn:
+        """What the policy said."""
+        ...
+
+    def is_shown_by(self, output: bytes, ids: IntArray) -> bool:
+        """Whether the ids read as this output."""
+        ...
+
+
+def check_sequence(harness: SequenceMaker, segments: Sequence[TokenSegment]) -> None:
     """Raises IntegrityError, naming the segment, when the sequence was not made by this harness.
+
+    Each segment has passed `TokenSegment.check` already.
 
     Template segments are the ones that the harness places, byte for byte; observations hold no control id; the template
     opens each turn of the policy; a turn ends with a stop token exactly when the engine says so, and holds none before.
     """
     for index, segment in enumerate(segments):
-        segment.check()
-        _check_segment(harness, segments, index)
+        _check_segment(harness, segment, segments[index - 1] if index else None, index)
 
 
-def check_transcript(harness: ChatMLHarness, transcript: Transcript) -> None:
+def check_transcript(harness: SequenceMaker, transcript: Transcript) -> None:
     """Raises IntegrityError when a path breaks `check_sequence`, or texts and ids tell different stories.
 
     The final text is the decoded last turn, each action is the call that its turn's ids spell, and each observation
@@ -60,13 +91,11 @@ def sampled_turns(segments: Sequence[TokenSegment]) -> Iterator[IntArray]:
         if segment is not None and segment.origin is Origin.POLICY:
             parts.append(segment)
         elif parts:
-            yield as_int32(int32_bytes([i for part in parts for i in part.ids_T.tolist()]))
+            yield as_int32(Int32Bytes(b"".join(part.ids for part in parts)))
             parts = []
 
 
-def _check_segment(harness: ChatMLHarness, segments: Sequence[TokenSegment], index: int) -> None:
-    segment = segments[index]
-    before = segments[index - 1] if index else None
+def _check_segment(harness: SequenceMaker, segment: TokenSegment, before: TokenSegment | None, index: int) -> None:
     match segment.origin:
         case Origin.TEMPLATE:
             if segment.ids not in harness.template_ids:
@@ -90,14 +119,15 @@ def _check_segment(harness: ChatMLHarness, segments: Sequence[TokenSegment], ind
         raise IntegrityError(f"segment {index}: follows a turn that did not end")
 
 
-def _check_policy(harness: ChatMLHarness, segment: TokenSegment, index: int) -> None:
+def _check_policy(harness: SequenceMaker, segment: TokenSegment, index: int) -> None:
     ids = segment.ids_T.tolist()
     if not harness.codec.known_ids.issuperset(ids):
         unknown = sorted(set(ids) - harness.codec.known_ids)
         raise IntegrityError(f"segment {index}: ids {unknown[:8]} stand for nothing in this tokenizer")
-    stops = [place for place, i in enumerate(ids) if i in harness.stop_ids]
-    expected = [len(ids) - 1] if segment.finish is FinishReason.STOP else []
-    if stops != expected:
+    num_stops = sum(map(ids.count, harness.stop_ids))
+    is_stopped = segment.finish is FinishReason.STOP
+    if num_stops != is_stopped or (is_stopped and ids[-1] not in harness.stop_ids):
+        stops = [place for place, i in enumerate(ids) if i in harness.stop_ids]
         finish = segment.finish.value if segment.finish else "none"
         raise IntegrityError(
             f"segment {index}: stop tokens at {stops[:8]} of {len(ids)}, the engine's finish is {finish}"

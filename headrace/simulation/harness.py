@@ -5,12 +5,14 @@ Pure: `parse` reads only the ids it is given, and the number of turns is decided
 
 from collections.abc import Sequence
 
+from headrace.errors import IntegrityError
 from headrace.ports import ObservedTokens
 from headrace.records.arrays import Int32Bytes, IntArray
 from headrace.records.harness import ParsedCall, ParsedTurn, ParseStatus, ToolSchema
 from headrace.records.provenance import content_version
-from headrace.records.segment import Origin, TokenSegment
+from headrace.records.segment import FinishReason, Origin, TokenSegment
 from headrace.records.task import Task
+from headrace.records.trajectory import Transcript
 from headrace.simulation import tokens
 from headrace.simulation.workload import Draws
 
@@ -54,6 +56,17 @@ class SimulatedHarness:
 
     def object_to(self, problem: str, budget_tokens: int) -> ObservedTokens:
         return _observed([len(problem)], budget_tokens)
+
+    def check(self, transcript: Transcript) -> None:
+        turns = [segment for segment in transcript.sampled() if segment.finish is not None]
+        for segment in turns:
+            is_ended = tokens.last_token(segment.ids_T) in tokens.STOP_IDS
+            if is_ended is not (segment.finish is FinishReason.STOP):
+                raise IntegrityError(f"{transcript.episode}: a turn's last token and its finish disagree")
+        for outcome in transcript.actions:
+            step = outcome.action.id.step
+            if step >= len(turns) or tokens.last_token(turns[step].ids_T) != tokens.CALL_END:
+                raise IntegrityError(f"{outcome.action.id}: no turn asked for it")
 
     def decode(self, ids: IntArray) -> str:
         names = {tokens.CALL_END: "<call>", tokens.FINAL_END: "<final>", tokens.GARBLED_END: "<garbled>"}

@@ -230,10 +230,26 @@ def test_the_revision_of_a_pure_environment_never_changes_and_can_be_restored(ru
     run(scenario)
 
 
-def test_the_claim_is_success_exactly_when_there_is_an_answer(run: Run) -> None:
+def test_the_claim_is_success_exactly_when_the_answer_is_the_last_successful_result(run: Run) -> None:
     async def scenario(environment: Environment, handle: Handle) -> None:
-        assert await environment.claim(handle, "5", TIMEOUT_S) == Success()
-        assert isinstance(await environment.claim(handle, " \n", TIMEOUT_S), Failure)
+        assert await environment.claim(handle, "5", TIMEOUT_S) == Failure("no call succeeded")
+        await environment.execute(handle, calculation("2 + 3", step=0), lease(), TIMEOUT_S)
+        await environment.execute(handle, calculation("2 * 3", step=1), lease(), TIMEOUT_S)
+        await environment.execute(handle, calculation("1 / 0", step=2), lease(), TIMEOUT_S)
+        assert await environment.claim(handle, " 6\n", TIMEOUT_S) == Success()
+        assert await environment.claim(handle, "5", TIMEOUT_S) == Failure("the answer is not the last result")
+        assert await environment.claim(handle, " \n", TIMEOUT_S) == Failure("no answer")
+
+    run(scenario)
+
+
+def test_the_claim_of_one_episode_knows_nothing_of_another(run: Run) -> None:
+    async def scenario(environment: Environment, handle: Handle) -> None:
+        await environment.execute(handle, calculation("2 + 3"), lease(), TIMEOUT_S)
+        other = await environment.open(TASK, OTHER, lease(), TIMEOUT_S)
+        assert isinstance(await environment.claim(other, "5", TIMEOUT_S), Failure)
+        again = await environment.open(TASK, EPISODE, lease(2), TIMEOUT_S)
+        assert isinstance(await environment.claim(again, "5", TIMEOUT_S), Failure)
 
     run(scenario)
 

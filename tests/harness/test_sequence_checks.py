@@ -91,7 +91,6 @@ START = HARNESS.codec.control("<|im_start|>")
         (changed(4, sampled(CALL[5:-1], 1, FinishReason.INTERRUPTED)), "did not end"),
         (changed(3, sampled(np.array([END, 60], dtype=np.int32), 0, None)), "stop tokens at"),
         (changed(8, sampled(np.array([9999, END], dtype=np.int32), 1)), "stand for nothing"),
-        (changed(8, sampled(ANSWER, 1, logprob=0.5)), "log-prob"),
     ],
 )
 def test_a_sequence_that_the_harness_did_not_make_is_refused(segments: list[TokenSegment], reason: str) -> None:

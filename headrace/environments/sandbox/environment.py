@@ -22,7 +22,7 @@ from headrace.environments.sandbox.meters import MeterFactory, Usage
 from headrace.environments.sandbox.options import Isolation, SandboxOptions
 from headrace.environments.sandbox.pool import SandboxPool
 from headrace.environments.sandbox.process import SandboxProcess
-from headrace.environments.sessions import Judge, Session, SessionEnvironment, claim_any_answer
+from headrace.environments.sessions import Judge, Session, SessionEnvironment, claim_last_result
 from headrace.environments.tools import CALCULATOR, PYTHON, SCHEMAS, BadArguments, calculator_expression, python_code
 from headrace.errors import EnvironmentFault, Outcome, ProcessError
 from headrace.ports import Handle
@@ -71,7 +71,7 @@ class SandboxEnvironment(SessionEnvironment):
     """
 
     def __init__(
-        self, options: SandboxOptions, *, judge: Judge = claim_any_answer, meters: MeterFactory | None = None
+        self, options: SandboxOptions, *, judge: Judge = claim_last_result, meters: MeterFactory | None = None
     ) -> None:
         super().__init__(f"sandbox-{os.getpid()}-{next(_lives)}-{time.time_ns():x}", judge)
         self.artifacts_refused = 0
