@@ -21,7 +21,7 @@ class EffectClass(enum.Enum):
     EXTERNAL = "external"
 
 
-class Action(msgspec.Struct, frozen=True):
+class Action(msgspec.Struct, frozen=True, gc=False):
     """One tool call whose arguments passed the tool's schema.
 
     Attributes:
@@ -40,7 +40,7 @@ class Action(msgspec.Struct, frozen=True):
         return address_of(f"{self.tool}\0{self.arguments}".encode())
 
 
-class ActionIntended(msgspec.Struct, frozen=True, tag="action_intended"):
+class ActionIntended(msgspec.Struct, frozen=True, gc=False, tag="action_intended"):
     """INTENT: durable before the executor sees the action, unless the environment is pure.
 
     Attributes:
@@ -56,7 +56,7 @@ class ActionIntended(msgspec.Struct, frozen=True, tag="action_intended"):
     revision: Address | None = None
 
 
-class ActionCommitted(msgspec.Struct, frozen=True, tag="action_committed"):
+class ActionCommitted(msgspec.Struct, frozen=True, gc=False, tag="action_committed"):
     """COMMIT: the executor holds a receipt with this digest; the action is never run again.
 
     Attributes:

@@ -16,7 +16,7 @@ from headrace.records.ids import Address, EpisodeId, GroupId, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 
 
-class MemberResult(msgspec.Struct, frozen=True):
+class MemberResult(msgspec.Struct, frozen=True, gc=False):
     """One member of a closed group.
 
     Attributes:
@@ -32,7 +32,7 @@ class MemberResult(msgspec.Struct, frozen=True):
     reward: float | None
 
 
-class GroupAdmitted(msgspec.Struct, frozen=True, tag="group_admitted"):
+class GroupAdmitted(msgspec.Struct, frozen=True, gc=False, tag="group_admitted"):
     """A slot is charged; it comes back at the version bump that consumes the group, or by a recorded rejection.
 
     Attributes:
@@ -46,7 +46,7 @@ class GroupAdmitted(msgspec.Struct, frozen=True, tag="group_admitted"):
     outstanding: int
 
 
-class GroupClosed(msgspec.Struct, frozen=True, tag="group_closed"):
+class GroupClosed(msgspec.Struct, frozen=True, gc=False, tag="group_closed"):
     """Every member has reached its last state.
 
     Attributes:
@@ -92,7 +92,7 @@ class BatchSelected(msgspec.Struct, frozen=True, tag="batch_selected"):
     groups: tuple[GroupId, ...]
 
 
-class BatchRow(msgspec.Struct, frozen=True):
+class BatchRow(msgspec.Struct, frozen=True, gc=False):
     """One token sequence to train on.
 
     Attributes:
@@ -140,6 +140,20 @@ class BatchPlan(msgspec.Struct, frozen=True):
         return address_of(canonical_bytes(self))
 
 
+class MembersRemoved(msgspec.Struct, frozen=True, gc=False):
+    """Members that a filter kept out of a batch, or whose reward it changed.
+
+    Attributes:
+        filter: its name.
+        difficulty: stratum.
+        members: how many.
+    """
+
+    filter: str
+    difficulty: str
+    members: int
+
+
 class BatchPlanned(msgspec.Struct, frozen=True, tag="batch_planned"):
     """The plan is durable; replay of the update starts here.
 
@@ -151,7 +165,8 @@ class BatchPlanned(msgspec.Struct, frozen=True, tag="batch_planned"):
         oldest_lag: largest lag of any trained token.
         mean_lag: token-weighted lag.
         max_span: largest version span inside one trajectory.
-        mean_reward: mean over members with a reward.
+        mean_reward: mean over members with a reward, as the grader gave it.
+        removed: what filters did to members, by filter and difficulty.
     """
 
     update: int
@@ -162,6 +177,7 @@ class BatchPlanned(msgspec.Struct, frozen=True, tag="batch_planned"):
     mean_lag: float
     max_span: int
     mean_reward: float
+    removed: tuple[MembersRemoved, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

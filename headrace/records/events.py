@@ -17,7 +17,9 @@ from headrace.records.trajectory import EpisodeStarted, TranscriptSealed
 from headrace.records.update import (
     BatchScored,
     CanaryChecked,
+    TrainingPaused,
     UpdateCompleted,
+    UpdateSkipped,
     WeightsActivated,
     WeightsCommitted,
     WeightsPrepared,
@@ -47,7 +49,9 @@ Payload = (
     | BatchSelected
     | BatchScored
     | BatchPlanned
+    | UpdateSkipped
     | UpdateCompleted
+    | TrainingPaused
     | WeightsStaged
     | WeightsPrepared
     | WeightsCommitted
@@ -89,7 +93,7 @@ def is_once(payload: Payload) -> bool:
     return not isinstance(payload, (WorkerStateChanged, WeightsHeld, VerdictDisputed, SourceExhausted))
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
+class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One line of the journal.
 
     Attributes:

@@ -18,7 +18,7 @@ class ExecutionStatus(enum.Enum):
     KILLED = "killed"
 
 
-class Metering(msgspec.Struct, frozen=True):
+class Metering(msgspec.Struct, frozen=True, gc=False):
     """What one call, or one episode, used.
 
     Attributes:
@@ -42,7 +42,7 @@ class Metering(msgspec.Struct, frozen=True):
         )
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """What the executor keeps under (action_id, token), in the same atomic unit as the effect where it can.
 
     Attributes:
@@ -71,7 +71,7 @@ class Receipt(msgspec.Struct, frozen=True):
         )
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to act for one attempt until a deadline.
 
     Attributes:
@@ -83,7 +83,7 @@ class Lease(msgspec.Struct, frozen=True):
     deadline_s: float
 
 
-class EpisodeClaimed(msgspec.Struct, frozen=True, tag="episode_claimed"):
+class EpisodeClaimed(msgspec.Struct, frozen=True, gc=False, tag="episode_claimed"):
     """An attempt has an owner.
 
     Attributes:

@@ -27,7 +27,7 @@ class ParseStatus(enum.Enum):
     MALFORMED = "malformed"
 
 
-class ParsedCall(msgspec.Struct, frozen=True):
+class ParsedCall(msgspec.Struct, frozen=True, gc=False):
     """One well-formed call.
 
     Attributes:
@@ -39,7 +39,7 @@ class ParsedCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class ParsedTurn(msgspec.Struct, frozen=True):
+class ParsedTurn(msgspec.Struct, frozen=True, gc=False):
     """A policy turn as read by the harness.
 
     Attributes:

@@ -28,7 +28,7 @@ class Purpose(enum.Enum):
     CHECK = "check"
 
 
-class GroupId(msgspec.Struct, frozen=True, order=True, array_like=True):
+class GroupId(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
     """Position of a drawn task within its purpose: `train.12`.
 
     Attributes:
@@ -53,7 +53,7 @@ class GroupId(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.purpose}.{self.ordinal}"
 
 
-class EpisodeId(msgspec.Struct, frozen=True, order=True, array_like=True):
+class EpisodeId(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
     """One attempt of one member of a group: `train.12.3.0`.
 
     Attributes:
@@ -80,7 +80,7 @@ class EpisodeId(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.group.purpose}.{self.group.ordinal}.{self.member}.{self.attempt}"
 
 
-class ActionId(msgspec.Struct, frozen=True, order=True, array_like=True):
+class ActionId(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
     """One tool call of one step: `train.12.3.0/2.0`. A call id minted by a model is data, never this key.
 
     Attributes:
@@ -104,7 +104,7 @@ class ActionId(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.episode}/{self.step}.{self.ordinal}"
 
 
-class PolicyRef(msgspec.Struct, frozen=True, order=True, array_like=True):
+class PolicyRef(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
     """One published version of one policy. Versions are durable, monotone and never reused.
 
     Attributes:

@@ -6,7 +6,7 @@ from headrace.records.arrays import Int32Bytes
 from headrace.records.ids import ActionId, Address
 
 
-class ActionObserved(msgspec.Struct, frozen=True, tag="action_observed"):
+class ActionObserved(msgspec.Struct, frozen=True, gc=False, tag="action_observed"):
     """OBSERVED: the observation is fixed, in bytes and in token ids; the step is over for this action.
 
     Attributes:

@@ -42,7 +42,7 @@ def check_address(expected: Address, data: bytes, what: str) -> None:
         raise IntegrityError(f"{what}: bytes hash to {actual}, the address says {expected}; the copy is damaged")
 
 
-class PolicyVersion(msgspec.Struct, frozen=True, array_like=True):
+class PolicyVersion(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Which weights a version number stood for.
 
     Attributes:
@@ -56,7 +56,7 @@ class PolicyVersion(msgspec.Struct, frozen=True, array_like=True):
     weights: Address
 
 
-class Provenance(msgspec.Struct, frozen=True):
+class Provenance(msgspec.Struct, frozen=True, gc=False):
     """The versions that a transcript was made under; the grader's is in the verdict.
 
     Attributes:

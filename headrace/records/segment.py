@@ -30,7 +30,7 @@ class FinishReason(enum.Enum):
     INTERRUPTED = "interrupted"
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class Sampling(msgspec.Struct, frozen=True, gc=False):
     """The transform between logits and the distribution that was sampled from.
 
     Attributes:
@@ -44,7 +44,7 @@ class Sampling(msgspec.Struct, frozen=True):
             raise ValueError(f"sampling.temperature is {self.temperature}; it must lie in [0, 10]")
 
 
-class Attachment(msgspec.Struct, frozen=True):
+class Attachment(msgspec.Struct, frozen=True, gc=False):
     """A non-text input and the tokens that stand for it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Attachment(msgspec.Struct, frozen=True):
     processor_version: Address
 
 
-class TokenSegment(msgspec.Struct, frozen=True):
+class TokenSegment(msgspec.Struct, frozen=True, gc=False):
     """Token ids of one origin under one policy version.
 
     Attributes:
@@ -130,7 +130,7 @@ def _check_logprobs(logprobs_T: FloatArray, num_tokens: int) -> None:
         raise IntegrityError(f"behavior log-prob {logprobs_T[bad]} at token {bad}: it must be finite and <= 0")
 
 
-class GenerateRequest(msgspec.Struct, frozen=True):
+class GenerateRequest(msgspec.Struct, frozen=True, gc=False):
     """One turn to generate; the message that crosses the inference port.
 
     Attributes:
@@ -158,7 +158,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     seed_key: bytes
 
 
-class TurnGenerated(msgspec.Struct, frozen=True, tag="turn_generated"):
+class TurnGenerated(msgspec.Struct, frozen=True, gc=False, tag="turn_generated"):
     """The policy's turn is complete: what was sampled, and by which versions.
 
     Attributes:

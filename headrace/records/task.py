@@ -6,7 +6,7 @@ from headrace.records.ids import Address
 from headrace.records.provenance import address_of, canonical_bytes
 
 
-class Budget(msgspec.Struct, frozen=True):
+class Budget(msgspec.Struct, frozen=True, gc=False):
     """What one episode may spend. Tokens per episode, turn and observation are separate limits.
 
     Attributes:
@@ -46,7 +46,7 @@ class MessageAttachment(msgspec.Struct, frozen=True):
     blob: Address
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True, gc=False):
     """One task as the policy may see it. Answers are the grader's and are not here.
 
     Attributes:
@@ -82,7 +82,7 @@ class Task(msgspec.Struct, frozen=True):
         return address_of(canonical_bytes((self.family, self.question, self.attachments)))
 
 
-class TaskDrawn(msgspec.Struct, frozen=True, tag="task_drawn"):
+class TaskDrawn(msgspec.Struct, frozen=True, gc=False, tag="task_drawn"):
     """The source moved on: this ordinal is now open.
 
     Attributes:

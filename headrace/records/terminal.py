@@ -17,11 +17,11 @@ class Limit(enum.Enum):
     MALFORMED_CALLS = "malformed_calls"
 
 
-class Success(msgspec.Struct, frozen=True, tag="success"):
+class Success(msgspec.Struct, frozen=True, gc=False, tag="success"):
     """The environment claims that the task is done."""
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
+class Failure(msgspec.Struct, frozen=True, gc=False, tag="failure"):
     """The environment claims that the task cannot be done any more, or the policy brought the environment down.
 
     Attributes:
@@ -31,7 +31,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     reason: str
 
 
-class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
+class Truncated(msgspec.Struct, frozen=True, gc=False, tag="truncated"):
     """A limit was reached. The policy caused it, so it is graded, never unscored.
 
     Attributes:
@@ -41,7 +41,7 @@ class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
     limit: Limit
 
 
-class InfraError(msgspec.Struct, frozen=True, tag="infra_error"):
+class InfraError(msgspec.Struct, frozen=True, gc=False, tag="infra_error"):
     """A boundary failed. Not the policy's doing: no reward, no place in a baseline, a new attempt within bounds.
 
     Attributes:

@@ -27,7 +27,7 @@ class ForkCause(enum.Enum):
     THINKING_DROPPED = "thinking_dropped"
 
 
-class PathParent(msgspec.Struct, frozen=True):
+class PathParent(msgspec.Struct, frozen=True, gc=False):
     """Where a path leaves its parent.
 
     Attributes:
@@ -41,7 +41,7 @@ class PathParent(msgspec.Struct, frozen=True):
     cause: ForkCause
 
 
-class Path(msgspec.Struct, frozen=True):
+class Path(msgspec.Struct, frozen=True, gc=False):
     """One token sequence of an episode.
 
     Attributes:
@@ -55,7 +55,7 @@ class Path(msgspec.Struct, frozen=True):
     parent: PathParent | None = None
 
 
-class ActionOutcome(msgspec.Struct, frozen=True):
+class ActionOutcome(msgspec.Struct, frozen=True, gc=False):
     """One action as it went: what was asked, what came back, and where its observation stands.
 
     Attributes:
@@ -77,7 +77,7 @@ class ActionOutcome(msgspec.Struct, frozen=True):
     revision: Address | None = None
 
 
-class Transcript(msgspec.Struct, frozen=True):
+class Transcript(msgspec.Struct, frozen=True, gc=False):
     """Everything that training and grading read of one episode attempt.
 
     Attributes:
@@ -151,7 +151,7 @@ class Transcript(msgspec.Struct, frozen=True):
             _check_outcome(self, outcome)
 
 
-class SideRecord(msgspec.Struct, frozen=True):
+class SideRecord(msgspec.Struct, frozen=True, gc=False):
     """What the episode took; bound to the transcript by its address, and read by reports alone.
 
     Attributes:
@@ -177,7 +177,7 @@ class SideRecord(msgspec.Struct, frozen=True):
     neutralized: int
 
 
-class EpisodeStarted(msgspec.Struct, frozen=True, tag="episode_started"):
+class EpisodeStarted(msgspec.Struct, frozen=True, gc=False, tag="episode_started"):
     """An attempt begins.
 
     Attributes:
@@ -189,7 +189,7 @@ class EpisodeStarted(msgspec.Struct, frozen=True, tag="episode_started"):
     pin_version: int | None
 
 
-class TranscriptSealed(msgspec.Struct, frozen=True, tag="transcript_sealed"):
+class TranscriptSealed(msgspec.Struct, frozen=True, gc=False, tag="transcript_sealed"):
     """The transcript, its side record and this event became durable at one sync.
 
     Attributes:

@@ -22,7 +22,7 @@ class UnscoredCause(enum.Enum):
     UNKNOWN_EFFECT = "unknown_effect"
 
 
-class Scored(msgspec.Struct, frozen=True, tag="scored"):
+class Scored(msgspec.Struct, frozen=True, gc=False, tag="scored"):
     """The grader measured something.
 
     Attributes:
@@ -34,7 +34,7 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
     evidence: str
 
 
-class Unscored(msgspec.Struct, frozen=True, tag="unscored"):
+class Unscored(msgspec.Struct, frozen=True, gc=False, tag="unscored"):
     """There is no score. Nothing turns this into 0.
 
     Attributes:
@@ -46,7 +46,7 @@ class Unscored(msgspec.Struct, frozen=True, tag="unscored"):
     detail: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What the grader said of one transcript. The first durable one counts; a second is a disagreement.
 
     Attributes:
@@ -77,7 +77,7 @@ class Verdict(msgspec.Struct, frozen=True):
                 raise IntegrityError(f"score {name} is {value}; it must be finite and in [0, 1]")
 
 
-class Submission(msgspec.Struct, frozen=True):
+class Submission(msgspec.Struct, frozen=True, gc=False):
     """What the grader receives: the task, and the artifact as copied out of the episode.
 
     Attributes:
@@ -95,7 +95,7 @@ class Submission(msgspec.Struct, frozen=True):
     artifact: bytes = b""
 
 
-class VerdictSealed(msgspec.Struct, frozen=True, tag="verdict_sealed"):
+class VerdictSealed(msgspec.Struct, frozen=True, gc=False, tag="verdict_sealed"):
     """A verdict is durable, together with its row.
 
     Attributes:
