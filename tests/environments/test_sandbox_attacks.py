@@ -148,7 +148,7 @@ def test_nothing_of_the_host_can_be_read(
         )
         assert CANARY.encode() not in seen.output
         assert seen.output.startswith(b"{}\n")
-        assert seen.output.endswith(b"[1]\n")
+        assert seen.output.endswith((b"[1]\n", b"[1, 2]\n"))
 
     shared.run(scenario)
 

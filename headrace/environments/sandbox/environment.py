@@ -215,7 +215,7 @@ class SandboxEnvironment(SessionEnvironment):
             is_overdue = not process.is_lost and time.monotonic() - start_s > timeout_s - _TIMER_SLACK_S
             await process.child.close(grace_s=0.0)
             status, text = self._blame(process, after.oom_kills > before.oom_kills, is_overdue, timeout_s)
-            metering = _metered(before, after, start_s, process.child.cpu_s)
+            metering = _metered(process, before, after, start_s)
             await self._retire(interpreter)
             if status is None:
                 session.lose()
@@ -223,7 +223,7 @@ class SandboxEnvironment(SessionEnvironment):
             output = text.encode()
             return _Result(status, output, len(output), metering)
         after = process.meter.read()
-        metering = _metered(before, after, start_s, 0.0)
+        metering = _metered(process, before, after, start_s)
         if len(answer) < 9 or answer[:1] not in _STATUS or len(answer) > self._options.output_bytes + 9 + _MARKER_BYTES:
             await self._retire(interpreter)
             output = b"the interpreter gave a forged answer and was stopped"
@@ -266,11 +266,17 @@ class SandboxEnvironment(SessionEnvironment):
         interpreter.process, interpreter.is_restarted = None, True
 
 
-def _metered(before: Usage, after: Usage, start_s: float, cpu_s: float) -> Metering:
-    """`cpu_s` is the sum over a process that is gone, used where the meter saw less."""
+def _metered(process: SandboxProcess, before: Usage, after: Usage, start_s: float) -> Metering:
+    """What one call used."""
+    wall_s = time.monotonic() - start_s
+    cpu_s = after.cpu_s - before.cpu_s
+    if process.meter.kind == "rusage" and after.cpu_s < before.cpu_s:
+        # The process table has forgotten it. Its parent was told what it used, unless bubblewrap's own process 1 stood
+        # between them; the wall time then stands for it.
+        cpu_s = process.child.cpu_s - before.cpu_s if process.is_tool_first else wall_s
     return Metering(
-        wall_s=time.monotonic() - start_s,
-        cpu_s=max(after.cpu_s - before.cpu_s, cpu_s - before.cpu_s, 0.0),
+        wall_s=wall_s,
+        cpu_s=max(cpu_s, 0.0),
         memory_peak_bytes=after.memory_peak_bytes,
         io_bytes=max(after.io_bytes - before.io_bytes, 0),
     )

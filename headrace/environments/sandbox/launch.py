@@ -82,11 +82,13 @@ def command(level: Level, tool: ToolName, options: SandboxOptions, root: PythonR
     )
     match level:
         case "bubblewrap_root":
+            # bubblewrap's own process 1 stays root. The tool's process becomes another user, whom a parent without
+            # capabilities may not signal: as process 1 it would outlive a parent that is killed.
             prefix = _bubblewrap((), options, root)
         case "bubblewrap":
             # The capability is for the bound on the scratch folder's files; `confine` gives it up.
-            users = ("--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN")
-            prefix = _bubblewrap(users, options, root)
+            extra = ("--as-pid-1", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN")
+            prefix = _bubblewrap(extra, options, root)
         case "rlimits":
             prefix = []
         case _:
@@ -99,11 +101,11 @@ def command(level: Level, tool: ToolName, options: SandboxOptions, root: PythonR
 _UNBOUNDED_CPU_S = 1 << 30  # a calculator serves many episodes, and each of its answers is bounded by the language
 
 
-def _bubblewrap(users: Sequence[str], options: SandboxOptions, root: PythonRoot) -> list[str]:
+def _bubblewrap(extra: Sequence[str], options: SandboxOptions, root: PythonRoot) -> list[str]:
     program = find_bubblewrap()
     assert program is not None
-    arguments = [program, *users, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    arguments += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--clearenv", "--hostname", "sandbox"]
+    arguments = [program, *extra, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    arguments += ["--unshare-cgroup-try", "--die-with-parent", "--clearenv", "--hostname", "sandbox"]
     # A signal to the own process group would otherwise reach bubblewrap's process outside.
     arguments += ["--new-session"]
     # Named one by one, since a folder that bubblewrap makes on the way may be closed to the user inside.

@@ -46,15 +46,16 @@ class Meter(abc.ABC):
     missing: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self._pid = 0
+        self._first_pid = 0
+        self._tool_pid = 0
 
     def wrapped(self, argv: list[str]) -> list[str]:
         """The command, started so that it is measured from its first instruction."""
         return argv
 
-    def attach(self, pid: int) -> None:
-        """Names the process that the tool runs in, as seen from outside."""
-        self._pid = pid
+    def attach(self, first_pid: int, tool_pid: int) -> None:
+        """Names the first process of the sandbox and the one that the tool runs in, as seen from outside."""
+        self._first_pid, self._tool_pid = first_pid, tool_pid
 
     def begin(self) -> Usage:
         """Usage before a call, from which its peak is counted where the kernel can."""
@@ -66,12 +67,12 @@ class Meter(abc.ABC):
 
     def close(self) -> None:
         """Frees what the meter holds; its processes are gone."""
-        self._pid = 0
+        self._first_pid = self._tool_pid = 0
 
     def _io_bytes(self) -> int:
         """Bytes read and written by the tool's process and those it waited for."""
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = dict(line.split(": ") for line in Path(f"/proc/{self._pid}/io").read_text().splitlines())
+            fields = dict(line.split(": ") for line in Path(f"/proc/{self._tool_pid}/io").read_text().splitlines())
             return int(fields["rchar"]) + int(fields["wchar"])
         return 0
 
@@ -84,11 +85,11 @@ class RusageMeter(Meter):
 
     def begin(self) -> Usage:
         with contextlib.suppress(OSError):
-            Path(f"/proc/{self._pid}/clear_refs").write_text("5")
+            Path(f"/proc/{self._tool_pid}/clear_refs").write_text("5")
         return self.read()
 
     def read(self) -> Usage:
-        cpu_s, peak_bytes, pids = 0.0, 0, [self._pid]
+        cpu_s, peak_bytes, pids = 0.0, 0, [self._first_pid]
         while pids:
             pid = pids.pop()
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -124,10 +125,10 @@ class CgroupMeter(Meter):
         self._folders = folders
         memory_bytes = str(options.memory_bytes + options.scratch_bytes)
         is_v2 = kind == "cgroup2"
-        # bubblewrap's own process is one more.
+        # bubblewrap's own processes are two more.
         bounds = [
             ("memory", "memory.max" if is_v2 else "memory.limit_in_bytes", memory_bytes),
-            ("pids", "pids.max", str(options.processes + 1)),
+            ("pids", "pids.max", str(options.processes + 2)),
         ]
         names = {"memory": "memory of all processes together", "pids": "number of processes"}
         self.missing = tuple(names[what] for what, file, value in bounds if not _write(folders[what] / file, value))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 
 from headrace.environments.sandbox.launch import command
 from headrace.environments.sandbox.meters import Meter, children
@@ -24,6 +25,7 @@ class SandboxProcess:
         meter: what it uses.
         missing: what could not be confined.
         in_flight: calls without an answer yet.
+        is_tool_first: whether the tool is the first process of its name space.
     """
 
     def __init__(self, child: Child, meter: Meter, missing: tuple[str, ...]) -> None:
@@ -31,14 +33,15 @@ class SandboxProcess:
         self.meter = meter
         self.missing = missing
         self.in_flight = 0
-        inner = children(child.pid)
+        # Below the child lies process 1 of the name space, and below that the tool, unless it is process 1 itself.
+        first = next(iter(children(child.pid)), child.pid)
+        tool = next(iter(children(first)), first)
+        self.is_tool_first = tool == first
+        meter.attach(first, tool)
         self._pidfd = -1
-        if inner:
-            meter.attach(inner[0])
+        if first != child.pid:
             with contextlib.suppress(ProcessLookupError):
-                self._pidfd = os.pidfd_open(inner[0])
-        else:
-            meter.attach(child.pid)
+                self._pidfd = os.pidfd_open(first)
 
     @classmethod
     async def start(
@@ -82,6 +85,8 @@ class SandboxProcess:
         if self._pidfd >= 0:
             # The first process of a name space is gone only after all others are.
             pidfd, self._pidfd = self._pidfd, -1
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             loop = asyncio.get_running_loop()
             gone = asyncio.Event()
             loop.add_reader(pidfd, gone.set)

@@ -34,7 +34,8 @@ class CpuTimeOver(BaseException):
 class Interpreter:
     """Runs code in one namespace and answers the channel."""
 
-    def __init__(self, output_bytes: int) -> None:
+    def __init__(self, output_bytes: int, is_alone: bool) -> None:
+        self._is_alone = is_alone
         self._pid = os.getpid()
         self._output = _Output(output_bytes)
         self._namespace: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
@@ -45,7 +46,7 @@ class Interpreter:
         while (request := wire.receive(fd)) is not None:
             if request.method == "artifact":
                 try:
-                    wire.send(fd, wire.REPLY, request.call_id, payload=collect_artifact())
+                    wire.send(fd, wire.REPLY, request.call_id, payload=collect_artifact(self._is_alone))
                 except (OSError, ValueError) as error:
                     wire.send(fd, wire.REJECT, request.call_id, text=str(error))
                 continue
@@ -96,7 +97,7 @@ class Interpreter:
 
 
 def reap() -> None:
-    """Buries what ended: process 1 inherits every orphan, and each counts against the process limit until then."""
+    """Buries what ended: each counts against the process limit until then, and process 1 inherits every orphan."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -180,13 +181,14 @@ class _Output:
         del self._tail[: -self._tail_bytes]
 
 
-def collect_artifact() -> bytes:
+def collect_artifact(is_alone: bool) -> bytes:
     """Regular files below the artifact folder, each as name length, name, size, bytes; empty when there are none.
 
-    Everything else in the sandbox is ended first, so that nothing changes while it is read.
+    Everything else is ended first, so that nothing changes while it is read; `is_alone` tells that this process sees no
+    other than those of its own sandbox.
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.getpid() == 1:
+    if is_alone:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(-1, signal.SIGKILL)
     parts: list[bytes] = []
     for folder, folders, names in os.walk(ARTIFACT_FOLDER):

@@ -10,18 +10,18 @@ from headrace.environments.sandbox.inside.confine import confine
 
 def main(arguments: list[str]) -> None:
     """Arguments: tool, limits as JSON, size of shown output in bytes, `--channel-fd`, its number."""
-    tool, limits, output_bytes, _, channel = arguments
-    fd = int(channel)
+    tool, encoded, output_bytes, _, channel = arguments
+    fd, limits = int(channel), json.loads(encoded)
     os.set_inheritable(fd, False)
     if tool == "python":
         from headrace.environments.sandbox.inside.interpreter import Interpreter
 
         # Its pipe and its thread come before the limits and the filter.
-        interpreter = Interpreter(int(output_bytes))
+        interpreter = Interpreter(int(output_bytes), is_alone=limits["has_mounts"])
         serve = interpreter.serve
     else:
         from headrace.environments.sandbox.inside.calculating import serve
-    missing = confine(json.loads(limits))
+    missing = confine(limits)
     hide_self()
     wire.send(fd, wire.HELLO, payload=json.dumps(missing).encode())
     serve(fd)
