@@ -11,6 +11,24 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from headrace.errors import ConfigError
+from headrace.records.learning import (
+    USES_CLIP,
+    AdvantageName,
+    AggregationName,
+    Anchor,
+    ClipLoss,
+    Correction,
+    Critic,
+    EstimatorOptions,
+    Filters,
+    Guard,
+    Kl,
+    Loss,
+    check_corrections,
+    check_filters,
+    check_kl,
+    tag_of,
+)
 from headrace.records.task import Budget
 
 Mode = Literal["sync", "separate_async"]
@@ -44,6 +62,15 @@ class AdapterSection(Section, frozen=True):
     options: dict[str, Any] = {}
 
 
+class GraderSection(AdapterSection, frozen=True):
+    """Attributes:
+    placement: where the grader's process stands: `service` by itself, `environment` beside the tools, `rollout` beside
+        the control plane. No placement changes a verdict; see docs/grading.md for what each keeps apart.
+    """
+
+    placement: Literal["service", "environment", "rollout"] = "service"
+
+
 class PolicySection(Section, frozen=True):
     """Attributes:
     policy_id: name under which versions are published.
@@ -73,22 +100,75 @@ class EvaluationSection(Section, frozen=True):
 
 class AlgorithmSection(Section, frozen=True):
     """Attributes:
-    advantage: `mean` (r - mean) or `grpo` ((r - mean) / std).
+    advantage: from the rewards of a group to advantages; `mean` is r - mean, `grpo` divides it by the deviation.
     clip_low: lower clip distance of the probability ratio.
     clip_high: upper clip distance.
     aggregation: how token losses become one number.
+    aggregation_tokens: the constant length of `seq_mean_token_sum_norm`; 0 with every other aggregation.
     learning_rate: of AdamW.
     max_grad_norm: gradient norm bound.
     reward_rule: how score components become a reward.
+    steps: optimizer steps of one plan, each on its own share of the groups.
+    estimator: numbers of the advantage.
+    loss: the policy loss.
+    anchor: what the ratio is taken against: the recorded behaviour of each token, or the policy before the plan's first
+        step, with corrections for the difference between the two.
+    corrections: weights and masks for data of another version or engine.
+    kl: distance to a reference model.
+    filters: what never trains, or trains with another reward.
+    critic: the value model of `gae`.
+    guard: when an update pauses the run.
     """
 
-    advantage: Literal["mean", "grpo"] = "mean"
+    advantage: AdvantageName = "mean"
     clip_low: float = 0.2
     clip_high: float = 0.28
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"
+    aggregation: AggregationName = "token_mean"
+    aggregation_tokens: int = 0
     learning_rate: float = 3e-4
     max_grad_norm: float = 1.0
     reward_rule: Literal["mean", "product", "first"] = "mean"
+    steps: int = 1
+    estimator: EstimatorOptions = EstimatorOptions()
+    loss: Loss = ClipLoss()
+    anchor: Anchor = "behavior"
+    corrections: tuple[Correction, ...] = ()
+    kl: Kl = Kl()
+    filters: Filters = Filters()
+    critic: Critic = Critic()
+    guard: Guard = Guard()
+
+    def check(self) -> None:
+        """Raises ConfigError for choices that contradict each other or numbers out of bounds."""
+        if not 0.0 < self.learning_rate < 1.0:
+            raise ConfigError(f"algorithm.learning_rate is {self.learning_rate}; it must lie in (0, 1)")
+        if self.clip_low < 0 or self.clip_high < 0:
+            raise ConfigError(
+                f"algorithm.clip_low and clip_high are {self.clip_low}, {self.clip_high}; distances are >= 0"
+            )
+        default = AlgorithmSection()
+        is_clip_set = (self.clip_low, self.clip_high) != (default.clip_low, default.clip_high)
+        if is_clip_set and not isinstance(self.loss, USES_CLIP):
+            raise ConfigError(
+                f"algorithm.clip_low and clip_high are set, but the loss {tag_of(self.loss)} reads neither"
+            )
+        if (self.aggregation == "seq_mean_token_sum_norm") != (self.aggregation_tokens > 0):
+            raise ConfigError(
+                f"algorithm.aggregation_tokens is {self.aggregation_tokens} with {self.aggregation}; "
+                "seq_mean_token_sum_norm needs at least 1, every other aggregation 0"
+            )
+        if (self.advantage == "gdpo") != bool(self.estimator.component_weights):
+            raise ConfigError(
+                f"algorithm.estimator.component_weights names {sorted(self.estimator.component_weights)} with advantage "
+                f"{self.advantage}; gdpo needs at least one component, every other advantage none"
+            )
+        if self.advantage != "gae" and self.critic != Critic():
+            raise ConfigError(f"algorithm.critic is set, but advantage {self.advantage} has no critic; gae has one")
+        if self.steps < 1:
+            raise ConfigError(f"algorithm.steps is {self.steps}; it must be at least 1")
+        check_corrections(self.corrections, self.anchor)
+        check_kl(self.kl)
+        check_filters(self.filters)
 
 
 class ScheduleSection(Section, frozen=True):
@@ -170,7 +250,7 @@ class Config(Section, frozen=True):
     policy: PolicySection = PolicySection()
     inference: AdapterSection = AdapterSection(kind="embedded")
     environment: AdapterSection = AdapterSection(kind="sandbox")
-    grader: AdapterSection = AdapterSection(kind="reasoning_gym")
+    grader: GraderSection = GraderSection(kind="reasoning_gym")
     algorithm: AlgorithmSection = AlgorithmSection()
     trainer: AdapterSection = AdapterSection(kind="torch")
     schedule: ScheduleSection = ScheduleSection()
@@ -208,8 +288,7 @@ class Config(Section, frozen=True):
                 f"run.deterministic with schedule.mode {schedule.mode} and order {schedule.order}; batches then depend on "
                 'arrival, set schedule.order = "ordinal"'
             )
-        if not 0.0 < self.algorithm.learning_rate < 1.0:
-            raise ConfigError(f"algorithm.learning_rate is {self.algorithm.learning_rate}; it must lie in (0, 1)")
+        self.algorithm.check()
         for name in TimeoutSection.__struct_fields__:
             if not getattr(self.timeouts, name) > 0:
                 raise ConfigError(f"timeouts.{name} is {getattr(self.timeouts, name)}; it must be positive")

@@ -74,7 +74,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "batch",
         batch.BatchPlan,
-        (batch.BatchSelected, update.BatchScored, batch.BatchPlanned),
+        (batch.BatchSelected, update.UpdateSkipped, update.BatchScored, batch.BatchPlanned),
         "trainer",
         "control/updating.py",
         ("update",),
@@ -84,6 +84,7 @@ STAGES: tuple[Stage, ...] = (
         update.UpdateResult,
         (
             update.UpdateCompleted,
+            update.TrainingPaused,
             update.WeightsStaged,
             update.WeightsPrepared,
             update.CanaryChecked,

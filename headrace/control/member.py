@@ -22,7 +22,8 @@ from headrace.records.reward import RewardRule, reward_of
 from headrace.records.segment import Sampling
 from headrace.records.streams import stream
 from headrace.records.task import Task
-from headrace.records.verdict import Verdict
+from headrace.records.terminal import Truncated
+from headrace.records.verdict import Scored, Verdict
 from headrace.scheduling.retry import RetryRule
 from headrace.scheduling.staleness import Sampled
 
@@ -57,12 +58,21 @@ class MemberOutcome:
         sampled: its sampled tokens by version.
         paths: paths that hold sampled tokens of their own.
         num_tokens: length of all its paths.
+        components: named scores behind the reward; None when the verdict carries none.
+        is_truncated: whether a limit ended it.
     """
 
     result: MemberResult
     sampled: Sampled
     paths: tuple[int, ...]
     num_tokens: int
+    components: dict[str, float] | None = None
+    is_truncated: bool = False
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy sampled, which is what it trains on."""
+        return sum(count for _, count in self.sampled.tokens)
 
 
 class MemberRunner:
@@ -128,4 +138,6 @@ class MemberRunner:
             sampled=Sampled(tuple(sorted(counts.items()))),
             paths=paths,
             num_tokens=transcript.num_tokens,
+            components=dict(verdict.outcome.components) if isinstance(verdict.outcome, Scored) else None,
+            is_truncated=isinstance(transcript.terminal, Truncated),
         )

@@ -10,7 +10,7 @@ while the weights are still staged, so nothing is ever sampled with weights that
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,19 +69,42 @@ class Publisher:
         self._settings = settings
         self.clock = clock
 
-    async def publish(self, version: int, weights: Address, size_bytes: int, cause: int) -> None:
-        """Returns once the engine samples with the version.
+    async def publish(
+        self,
+        version: int,
+        weights: Address,
+        size_bytes: int,
+        cause: int,
+        *,
+        is_sound: Callable[[float | None], bool] = lambda _: True,
+    ) -> bool:
+        """True once the engine samples with the version; False when it was judged unsound and never committed.
+
+        Args:
+            version: the version to be.
+            weights: address of its file.
+            size_bytes: its size.
+            cause: event that led to it.
+            is_sound: asked before the commit, with the KL to the version before.
 
         Raises:
             InferenceError: when a phase failed or the canary disagrees; the version then was never served.
         """
         self.clock.enter("publish", WorkerState.SYNC)
         try:
-            await self._publish(PolicyRef(self._settings.policy_id, version), weights, size_bytes, cause)
+            policy = PolicyRef(self._settings.policy_id, version)
+            staged, kl_to_previous = await self._prepare(policy, weights, size_bytes, cause)
+            if not is_sound(kl_to_previous):
+                return False
+            await self._commit(policy, weights, kl_to_previous, staged)
+            return True
         finally:
             self.clock.leave()
 
-    async def _publish(self, policy: PolicyRef, weights: Address, size_bytes: int, cause: int) -> None:
+    async def _prepare(
+        self, policy: PolicyRef, weights: Address, size_bytes: int, cause: int
+    ) -> tuple[int, float | None]:
+        """(event of the staging, KL to the version before), once the engine holds the weights aside and agrees on them."""
         recorder, timeout_s, key = self._recorder, self._settings.timeout_s, str(policy)
         staged = recorder.record(WeightsStaged(policy, weights, size_bytes), key=key, cause=cause)
         begin_s = recorder.elapsed_s
@@ -89,7 +112,10 @@ class Publisher:
         recorder.record(
             WeightsPrepared(policy, WORKER, recorder.elapsed_s - begin_s), key=f"{key}/{WORKER}", cause=staged
         )
-        kl_to_previous = await self._check_canary(policy, staged)
+        return staged, await self._check_canary(policy, staged)
+
+    async def _commit(self, policy: PolicyRef, weights: Address, kl_to_previous: float | None, staged: int) -> None:
+        recorder, timeout_s, key = self._recorder, self._settings.timeout_s, str(policy)
         committed = recorder.record(WeightsCommitted(policy, weights, kl_to_previous), key=key, cause=staged)
         await recorder.durable(committed)
         self._versions.commit(policy.version, weights)

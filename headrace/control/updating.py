@@ -1,37 +1,43 @@
 """The update loop: takes ready groups, plans, trains, publishes.
 
 Invariant: the plan is durable before the first gradient; a batch is laid out by (ordinal, member, path), never by arrival;
-slots come back at the version bump and nowhere else.
+slots come back at the version bump or with a recorded rejection. A batch without any row makes no plan, no gradient and no
+version: its groups leave with a record, and the same update is tried again. An update that the guard stops is never served.
 
 * consumes: ready groups.
 * waits for: enough of them, the trainer, publication.
 * unblocked by: a group becoming ready, or the source running dry.
-* produces: `BatchSelected`, `BatchScored`, `BatchPlanned`, `UpdateCompleted`, a new version.
+* produces: `UpdateSkipped`, or `BatchSelected`, `BatchScored`, `BatchPlanned`, `UpdateCompleted`, and a new version or
+  `TrainingPaused`.
 """
 
 import dataclasses
 from collections.abc import Callable
 
-import numpy as np
+import msgspec
 
-from headrace.algorithms.advantages import group_advantages
-from headrace.algorithms.diagnostics import effective_sample_size, mean_weight
 from headrace.config import AlgorithmSection
 from headrace.control.collecting import Collector, Group
 from headrace.control.context import RunContext
+from headrace.control.guarding import Alarm, CollapseGuard
 from headrace.control.publishing import Publisher
 from headrace.control.recorder import sealed_row
+from headrace.control.scoring import batch_scored, stratum_updates
+from headrace.control.shaping import BatchShaper, filter_reason
 from headrace.control.source import SourceLoop
-from headrace.errors import InvariantViolated
+from headrace.errors import HeadraceError, InvariantViolated
 from headrace.ports import Trainer
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow, BatchSelected
 from headrace.records.events import OrdinalState
 from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.streams import stream_key
-from headrace.records.update import BatchScored, RowScore, UpdateCompleted
+from headrace.records.update import TrainingPaused, UpdateCompleted, UpdateResult, UpdateSkipped
 from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.staleness import StalenessRule
+
+_MOST_REJECTED_BATCHES = 64
+"""Batches' worth of groups that rules may reject between two updates."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,20 +89,36 @@ class UpdateLoop:
         self._recorder = context.recorder
         self._versions = context.versions
         self._settings = settings
+        self._guard = CollapseGuard(settings.algorithm.guard)
+        self._rejected_in_a_row = 0
 
     async def run(self, on_version: Callable[[int], None]) -> str:
-        """Why it ended: `completed`, or `exhausted` when tasks ran out before the updates did.
+        """Why it ended: `completed`, `exhausted` when tasks ran out before the updates did, or `paused: …` by the guard.
 
         Args:
             on_version: called with each new version once its groups gave their slots back.
         """
         for update in range(1, self._settings.updates + 1):
-            groups = await self._take()
+            shaper, groups = await self._next_batch(update)
             if not groups:
                 return "exhausted"
-            await self._update(update, groups)
+            alarm = await self._update(update, groups, shaper)
+            if alarm is not None:
+                return f"paused: {alarm.figure} {alarm.value:.3g} in update {update}, {alarm.bound:.3g} is allowed"
             on_version(self._versions.current)
         return "completed"
+
+    async def _next_batch(self, update: int) -> tuple[BatchShaper, list[Group]]:
+        """A batch with at least one row; without groups when none can come any more."""
+        while True:
+            groups = await self._take()
+            shaper = BatchShaper(groups, self._settings.algorithm)
+            if not groups or shaper.rows():
+                return shaper, groups
+            reason = f"no row: none of {len(groups)} groups has a member with a reward and an advantage"
+            self._recorder.record(UpdateSkipped(update, reason), key=f"{update}/{groups[0].id}")
+            for group in groups:
+                self._reject(group, "no member with a reward and an advantage")
 
     async def _take(self) -> list[Group]:
         """The next batch, by ordinal; empty when none can come any more."""
@@ -114,52 +136,83 @@ class UpdateLoop:
         version = self._versions.current
         for group in self._collector.ready():
             reason = self._settings.staleness.drop_reason(group.lag(version))
+            if reason is None:
+                reason = filter_reason(group, self._settings.algorithm.filters)
             if reason is not None:
-                self._collector.reject(group, OrdinalState.FILTERED, reason)
+                self._reject(group, reason)
         ordinals = self._settings.order.choose(
             self._collector.open_groups(), version, is_last=self._source.is_exhausted
         )
         return [self._collector.group(ordinal) for ordinal in ordinals or ()]
 
-    async def _update(self, update: int, groups: list[Group]) -> None:
+    def _reject(self, group: Group, reason: str) -> None:
+        """Removes a group by a rule on its data. Raises HeadraceError when nothing else happens any more."""
+        self._collector.reject(group, OrdinalState.FILTERED, reason)
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row > _MOST_REJECTED_BATCHES * self._settings.order.batch_groups:
+            raise HeadraceError(
+                f"{self._rejected_in_a_row} groups in a row were filtered, the last for {reason!r}; the run makes no "
+                "progress, look at the rewards of its groups"
+            )
+
+    async def _update(self, update: int, groups: list[Group], shaper: BatchShaper) -> Alarm | None:
+        """The alarm that kept the new version from being served, if any."""
         recorder, settings = self._recorder, self._settings
-        ids = tuple(group.id for group in groups)
-        selected = recorder.record(BatchSelected(update, ids), key=str(update))
+        selected = recorder.record(BatchSelected(update, tuple(group.id for group in groups)), key=str(update))
         await recorder.durable(selected)
-        plan = self._plan(update, groups)
+        base_version, difficulties = self._versions.current, shaper.difficulties
         self._publisher.clock.enter(f"update {update}")
         try:
-            scores = await self._trainer.score(plan.rows, plan.base_version, settings.timeout_s)
-            recorder.record(_summary(update, plan, scores), key=str(update), cause=selected)
-            planned = self._record_plan(plan, groups, selected)
+            rows = shaper.rows()
+            scores = await self._trainer.score(rows, base_version, settings.timeout_s)
+            recorder.record(batch_scored(update, rows, scores, difficulties), key=str(update), cause=selected)
+            plan = self._plan(update, shaper.rows_after(scores))
+            planned = self._record_plan(plan, groups, shaper, selected)
             await recorder.durable(planned)
             result = await self._trainer.update(plan, settings.timeout_s)
-            completed = recorder.record(UpdateCompleted(result), key=str(update), cause=planned)
+            strata = stratum_updates(result.rows, difficulties)
+            kept = msgspec.structs.replace(result, rows=())
+            completed = recorder.record(UpdateCompleted(kept, strata), key=str(update), cause=planned)
         finally:
             self._publisher.clock.leave()
-        if result.version != plan.base_version + 1:
-            raise InvariantViolated(f"update {update} made version {result.version} of {plan.base_version}")
-        await self._publisher.publish(result.version, result.weights, result.weights_bytes, completed)
-        self._collector.consume(tuple(group.id.ordinal for group in groups))
+        if result.version != base_version + 1:
+            raise InvariantViolated(f"update {update} made version {result.version} of {base_version}")
+        alarm = await self._publish(result, completed)
+        if alarm is None:
+            self._rejected_in_a_row = 0
+            self._collector.consume(tuple(group.id.ordinal for group in groups))
+        return alarm
 
-    def _plan(self, update: int, groups: list[Group]) -> BatchPlan:
-        rewards = [[outcome.result.reward for outcome in group.outcomes] for group in groups]
-        advantages = group_advantages(self._settings.algorithm.advantage, rewards)
-        rows = [row for group, of_group in zip(groups, advantages, strict=True) for row in _rows_of(group, of_group)]
+    async def _publish(self, result: UpdateResult, completed: int) -> Alarm | None:
+        alarms: list[Alarm] = []
+
+        def is_sound(step_kl: float | None) -> bool:
+            alarm = self._guard.judge(result.metrics, step_kl)
+            alarms.extend([] if alarm is None else [alarm])
+            return alarm is None
+
+        await self._publisher.publish(result.version, result.weights, result.weights_bytes, completed, is_sound=is_sound)
+        if not alarms:
+            return None
+        alarm = alarms[0]
+        paused = TrainingPaused(result.update, alarm.figure, alarm.value, alarm.bound)
+        self._recorder.record(paused, key=str(result.update), cause=completed)
+        return alarm
+
+    def _plan(self, update: int, rows: tuple[BatchRow, ...]) -> BatchPlan:
         return BatchPlan(
             update=update,
             policy_id=self._settings.policy_id,
             base_version=self._versions.current,
-            rows=tuple(rows),
+            rows=rows,
             algorithm=self._settings.algorithm_version,
             seed_key=stream_key(self._settings.seed, "update", update).to_bytes(16, "little"),
         )
 
-    def _record_plan(self, plan: BatchPlan, groups: list[Group], cause: int) -> int:
+    def _record_plan(self, plan: BatchPlan, groups: list[Group], shaper: BatchShaper, cause: int) -> int:
         lags = [group.lag(plan.base_version) for group in groups]
-        tokens = [sum(n for o in group.outcomes for _, n in o.sampled.tokens) for group in groups]
+        tokens = [sum(outcome.sampled_tokens for outcome in group.outcomes) for group in groups]
         mean_lag = sum(lag.mean * n for lag, n in zip(lags, tokens, strict=True)) / max(1, sum(tokens))
-        rewards = [o.result.reward for group in groups for o in group.outcomes if o.result.reward is not None]
         row = sealed_row("plan", plan)
         return self._recorder.record(
             BatchPlanned(
@@ -170,50 +223,10 @@ class UpdateLoop:
                 oldest_lag=max(lag.oldest for lag in lags),
                 mean_lag=mean_lag,
                 max_span=max(lag.span for lag in lags),
-                mean_reward=sum(rewards) / len(rewards),
+                mean_reward=shaper.mean_reward(),
+                removed=shaper.removed,
             ),
             key=str(plan.update),
             cause=cause,
             rows=(row,),
         )
-
-
-def _rows_of(group: Group, advantages: list[float | None]) -> list[BatchRow]:
-    """Rows of the members that have a reward and an advantage; members without one are in no statistic."""
-    rows: list[BatchRow] = []
-    for member, (outcome, advantage) in enumerate(zip(group.outcomes, advantages, strict=True)):
-        result = outcome.result
-        if advantage is None or result.reward is None or result.transcript is None:
-            continue
-        rows.extend(
-            BatchRow(
-                transcript=result.transcript,
-                path=path,
-                group=group.id,
-                member=member,
-                use=1,
-                reward=result.reward,
-                advantage=advantage,
-                weight=1.0,
-            )
-            for path in outcome.paths
-        )
-    return rows
-
-
-def _summary(update: int, plan: BatchPlan, scores: list[RowScore]) -> BatchScored:
-    """Trainer against engine over the batch; scores are joined to rows by (transcript, path)."""
-    by_row = {(score.transcript, score.path): score for score in scores}
-    found = [by_row[row.transcript, row.path] for row in plan.rows]
-    log_weights_B = np.array([score.log_ratio_sum for score in found])
-    tokens = sum(score.num_tokens for score in found)
-    fresh = [score.fresh_abs_max for score in found if score.fresh_abs_max is not None]
-    return BatchScored(
-        update=update,
-        rows=len(found),
-        mismatch=max(fresh, default=None),
-        log_ratio_abs_max=max((score.log_ratio_abs_max for score in found), default=0.0),
-        ess_fraction=effective_sample_size(log_weights_B).fraction,
-        mean_weight=mean_weight(log_weights_B).mean,
-        kl=-float(log_weights_B.sum()) / max(1, tokens),
-    )

@@ -1,6 +1,7 @@
 """The event envelope, and the union of all event types. What happened is an event, appended before it is acted on."""
 
 import enum
+import functools
 from typing import assert_never
 
 import msgspec
@@ -75,22 +76,24 @@ class Durability(enum.Enum):
     TELEMETRY = "telemetry"
 
 
-_DURABLE = (RunStarted, RunEnded, BatchPlanned, WeightsCommitted)
-_TELEMETRY = (WorkerStateChanged, WeightsHeld, VerdictDisputed)
+_DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted})
+_TELEMETRY = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed})
+_REPEATED = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed, SourceExhausted})
 
 
 def durability(payload: Payload) -> Durability:
     """How soon the event must be on disk. An INTENT may be batched only where the environment is pure."""
     if isinstance(payload, ActionIntended):
         return Durability.BATCHED if payload.effect is EffectClass.PURE else Durability.DURABLE
-    if isinstance(payload, _DURABLE):
+    kind = type(payload)
+    if kind in _DURABLE:
         return Durability.DURABLE
-    return Durability.TELEMETRY if isinstance(payload, _TELEMETRY) else Durability.BATCHED
+    return Durability.TELEMETRY if kind in _TELEMETRY else Durability.BATCHED
 
 
 def is_once(payload: Payload) -> bool:
     """Whether (kind, key) names the event for good, so that a second one is a contradiction and refused."""
-    return not isinstance(payload, (WorkerStateChanged, WeightsHeld, VerdictDisputed, SourceExhausted))
+    return type(payload) not in _REPEATED
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -122,7 +125,12 @@ class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 def kind_of(payload: Payload) -> str:
     """The payload's tag, such as `turn_generated`."""
-    return str(type(payload).__struct_config__.tag)
+    return _tag(type(payload))
+
+
+@functools.cache
+def _tag(kind: type[Payload]) -> str:
+    return str(kind.__struct_config__.tag)
 
 
 class OrdinalState(enum.Enum):

@@ -1,7 +1,7 @@
 """The learning signal by name: one struct per concern, each with the numbers that its choice needs and no others.
 
 Invariant: a choice that is not known, or a number that belongs to another choice, cannot be decoded. The formulas live in
-`algorithms` and `training`; what may stand beside what is said by `check_learning`.
+`algorithms` and `training`; what may stand beside what is said by the checks at the end and by the section that holds them.
 """
 
 from collections.abc import Sequence
@@ -377,13 +377,14 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Attributes:
         max_kl: k3 estimate of KL(behaviour, policy) per trained token, nats.
-        max_step_kl: exact KL(new, previous) on the fixed sequences, nats per token.
+        max_step_kl: exact KL(new, previous) on the fixed sequences, nats per token. A healthy step moves by hundredths; one
+            that moves by more than a nat has replaced the policy.
         min_entropy_share: entropy per token over that of the first update.
     """
 
-    max_kl: float = 0.0
-    max_step_kl: float = 0.0
-    min_entropy_share: float = 0.0
+    max_kl: float = 1.0
+    max_step_kl: float = 1.0
+    min_entropy_share: float = 0.01
 
 
 def check_corrections(corrections: Sequence[Correction], anchor: Anchor) -> None:
@@ -421,6 +422,15 @@ def check_kl(kl: Kl) -> None:
         raise ConfigError(
             "algorithm.kl: k1 in the loss has an expected gradient of 0 and holds nothing; use k2, straight_through or "
             "importance, or put it in the reward"
+        )
+
+
+def check_filters(filters: Filters) -> None:
+    """Raises ConfigError for a number out of its bounds."""
+    if filters.overlong_buffer < 1 or filters.tolerance < 0:
+        raise ConfigError(
+            f"algorithm.filters: overlong_buffer is {filters.overlong_buffer}, at least 1 is needed; tolerance is "
+            f"{filters.tolerance}, at least 0"
         )
 
 

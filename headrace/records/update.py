@@ -16,6 +16,9 @@ class RowScore(msgspec.Struct, frozen=True):
         log_ratio_sum: sum over trained tokens of old minus behavior log-prob: log of the raw sequence weight.
         log_ratio_abs_max: largest absolute difference of one token.
         fresh_abs_max: the same over tokens sampled by the base version in a fresh context; None when there is none.
+        k2_sum: sum over trained tokens of half the squared log-ratio.
+        k3_sum: sum over trained tokens of ratio - 1 - log-ratio: estimates KL(behaviour, trainer), never negative.
+        penalty_sum: sum over trained tokens of the KL to the reference that is taken off the reward; 0 without one.
     """
 
     transcript: Address
@@ -24,6 +27,60 @@ class RowScore(msgspec.Struct, frozen=True):
     log_ratio_sum: float
     log_ratio_abs_max: float
     fresh_abs_max: float | None
+    k2_sum: float = 0.0
+    k3_sum: float = 0.0
+    penalty_sum: float = 0.0
+
+
+class TokenCounts(msgspec.Struct, frozen=True):
+    """What an update did to tokens, as counts that add up over rows. The five ways to be clipped are not interchangeable.
+
+    Attributes:
+        tokens: trained tokens.
+        kept: those that no correction removed.
+        branch_binds: the clipped term is taken and constant in the policy: no gradient.
+        ratio_outside: the ratio lies outside the interval, whatever the advantage.
+        low_negative: below the lower bound with a negative advantage.
+        high_positive: above the upper bound with a positive advantage.
+        dual: held by a bound on negative advantages.
+    """
+
+    tokens: int = 0
+    kept: int = 0
+    branch_binds: int = 0
+    ratio_outside: int = 0
+    low_negative: int = 0
+    high_positive: int = 0
+    dual: int = 0
+
+    def __add__(self, other: "TokenCounts") -> "TokenCounts":
+        return TokenCounts(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
+
+
+class RowUpdate(msgspec.Struct, frozen=True):
+    """What an update did to one row.
+
+    Attributes:
+        transcript: which row, by address.
+        path: which of its paths.
+        counts: of its tokens.
+    """
+
+    transcript: Address
+    path: int
+    counts: TokenCounts
+
+
+class StratumUpdate(msgspec.Struct, frozen=True):
+    """What an update did to the rows of one difficulty.
+
+    Attributes:
+        difficulty: stratum.
+        counts: of their tokens.
+    """
+
+    difficulty: str
+    counts: TokenCounts
 
 
 class UpdateResult(msgspec.Struct, frozen=True):
@@ -36,6 +93,7 @@ class UpdateResult(msgspec.Struct, frozen=True):
         weights_bytes: its size.
         metrics: loss, gradient norm, clip fraction, entropy, … by name; finite numbers only.
         compute_s: seconds of forward, backward and step.
+        rows: what it did to each row; empty once summed up by stratum.
     """
 
     update: int
@@ -44,6 +102,57 @@ class UpdateResult(msgspec.Struct, frozen=True):
     weights_bytes: int
     metrics: dict[str, float]
     compute_s: float
+    rows: tuple[RowUpdate, ...] = ()
+
+
+class SignalFigures(msgspec.Struct, frozen=True):
+    """Raw sequence weights and log-ratios of some rows, trainer against recorded behaviour.
+
+    Attributes:
+        rows: number of rows.
+        tokens: trained tokens.
+        ess_fraction: effective sample size of raw sequence weights over their count: concentration, not unbiasedness.
+        mean_weight: mean raw sequence weight; 1 in expectation when support is shared.
+        mean_weight_z: its distance from 1 in standard errors; beyond 4 the weights belong to no shared support.
+        p50: median weight.
+        p95: 95% quantile.
+        p99: 99% quantile.
+        maximum: largest weight.
+        largest_share: share of the largest weight in their sum.
+        k_hat: Pareto shape of the largest weights; above 0.7 no estimate is usable. None for too few rows.
+        kl_k1: estimates KL(behaviour, trainer), nats per trained token; may be negative.
+        kl_k2: the same by half the square.
+        kl_k3: the same, never negative.
+        mismatch: largest absolute log-prob difference over fresh tokens of the base version; None when there is none.
+    """
+
+    rows: int
+    tokens: int
+    ess_fraction: float
+    mean_weight: float
+    mean_weight_z: float
+    p50: float
+    p95: float
+    p99: float
+    maximum: float
+    largest_share: float
+    k_hat: float | None
+    kl_k1: float
+    kl_k2: float
+    kl_k3: float
+    mismatch: float | None
+
+
+class StratumScored(msgspec.Struct, frozen=True):
+    """The figures of one difficulty.
+
+    Attributes:
+        difficulty: stratum.
+        figures: of its rows.
+    """
+
+    difficulty: str
+    figures: SignalFigures
 
 
 class BatchScored(msgspec.Struct, frozen=True, tag="batch_scored"):
@@ -58,6 +167,8 @@ class BatchScored(msgspec.Struct, frozen=True, tag="batch_scored"):
         ess_fraction: effective sample size of raw sequence weights over their count.
         mean_weight: mean raw sequence weight; 1 in expectation when support is shared.
         kl: k1 estimate of KL(behaviour, trainer) per trained token: mean of behavior minus old log-prob.
+        figures: all figures of the batch; None when it has no row.
+        strata: the same by difficulty, in order of name.
     """
 
     update: int
@@ -67,6 +178,36 @@ class BatchScored(msgspec.Struct, frozen=True, tag="batch_scored"):
     ess_fraction: float
     mean_weight: float
     kl: float
+    figures: SignalFigures | None = None
+    strata: tuple[StratumScored, ...] = ()
+
+
+class UpdateSkipped(msgspec.Struct, frozen=True, tag="update_skipped"):
+    """The selected groups hold no row to train on: there was no plan, no gradient and no new version.
+
+    Attributes:
+        update: number of the update.
+        reason: why.
+    """
+
+    update: int
+    reason: str
+
+
+class TrainingPaused(msgspec.Struct, frozen=True, tag="training_paused"):
+    """The guard stopped the run before a version was published; what was served before it still is.
+
+    Attributes:
+        update: number of the update.
+        figure: name of the figure that left its bound.
+        value: what it was.
+        bound: what is allowed.
+    """
+
+    update: int
+    figure: str
+    value: float
+    bound: float
 
 
 class UpdateCompleted(msgspec.Struct, frozen=True, tag="update_completed"):
@@ -74,9 +215,11 @@ class UpdateCompleted(msgspec.Struct, frozen=True, tag="update_completed"):
 
     Attributes:
         result: what the trainer reported.
+        strata: what it did to tokens, by difficulty, in order of name.
     """
 
     result: UpdateResult
+    strata: tuple[StratumUpdate, ...] = ()
 
 
 class WeightsStaged(msgspec.Struct, frozen=True, tag="weights_staged"):

@@ -1,0 +1,55 @@
+"""Decides whether an update has gone wrong before its version is served.
+
+Invariant: synchronous and without I/O; the first figure out of its bound, in a fixed order, is the one named.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from headrace.records.learning import Guard
+
+
+@dataclasses.dataclass(frozen=True)
+class Alarm:
+    """A figure out of its bound.
+
+    Attributes:
+        figure: its name.
+        value: what it was.
+        bound: what is allowed.
+    """
+
+    figure: str
+    value: float
+    bound: float
+
+
+class CollapseGuard:
+    """Remembers the first entropy of the run, and judges each update by it and by KL.
+
+    Args:
+        guard: the bounds.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._first_entropy: float | None = None
+
+    def judge(self, metrics: Mapping[str, float], step_kl: float | None) -> Alarm | None:
+        """The alarm of an update, if any.
+
+        Args:
+            metrics: of the update; `kl` and `entropy` are read where present.
+            step_kl: exact KL(new, previous) on the fixed sequences; None when there was no previous version.
+        """
+        guard, kl, entropy = self._guard, metrics.get("kl", 0.0), metrics.get("entropy")
+        if guard.max_step_kl > 0 and step_kl is not None and step_kl > guard.max_step_kl:
+            return Alarm("step KL", step_kl, guard.max_step_kl)
+        if guard.max_kl > 0 and kl > guard.max_kl:
+            return Alarm("KL(behaviour, policy)", kl, guard.max_kl)
+        if entropy is None:
+            return None
+        if self._first_entropy is None:
+            self._first_entropy = entropy
+        bound = guard.min_entropy_share * self._first_entropy
+        return Alarm("entropy", entropy, bound) if entropy < bound else None

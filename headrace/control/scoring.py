@@ -1,0 +1,74 @@
+"""What scoring and updating said of a batch, summed up over all rows and by difficulty.
+
+Invariant: figures are of raw weights, before any correction; rows are joined by (transcript, path), never by position.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from headrace.algorithms.diagnostics import effective_sample_size, mean_weight, pareto_k_hat, tail
+from headrace.records.batch import BatchRow
+from headrace.records.update import (
+    BatchScored,
+    RowScore,
+    RowUpdate,
+    SignalFigures,
+    StratumScored,
+    StratumUpdate,
+    TokenCounts,
+)
+
+
+def batch_scored(
+    update: int, rows: Sequence[BatchRow], scores: Sequence[RowScore], difficulties: Mapping[str, str]
+) -> BatchScored:
+    """Trainer against engine over the batch. There has to be a row."""
+    by_row = {(score.transcript, score.path): score for score in scores}
+    found = [by_row[row.transcript, row.path] for row in rows]
+    by_stratum: dict[str, list[RowScore]] = {}
+    for score in found:
+        by_stratum.setdefault(difficulties[score.transcript], []).append(score)
+    whole = signal_figures(found)
+    return BatchScored(
+        update=update,
+        rows=whole.rows,
+        mismatch=whole.mismatch,
+        log_ratio_abs_max=max(score.log_ratio_abs_max for score in found),
+        ess_fraction=whole.ess_fraction,
+        mean_weight=whole.mean_weight,
+        kl=whole.kl_k1,
+        figures=whole,
+        strata=tuple(StratumScored(name, signal_figures(part)) for name, part in sorted(by_stratum.items())),
+    )
+
+
+def signal_figures(scores: Sequence[RowScore]) -> SignalFigures:
+    """The figures of at least one row."""
+    logs_B = [score.log_ratio_sum for score in scores]
+    tokens = sum(score.num_tokens for score in scores)
+    mean, ends = mean_weight(logs_B), tail(logs_B)
+    return SignalFigures(
+        rows=len(scores),
+        tokens=tokens,
+        ess_fraction=effective_sample_size(logs_B).fraction,
+        mean_weight=mean.mean,
+        mean_weight_z=mean.z,
+        p50=ends.p50,
+        p95=ends.p95,
+        p99=ends.p99,
+        maximum=ends.maximum,
+        largest_share=ends.largest_share,
+        k_hat=pareto_k_hat(logs_B, has_prior=True),
+        kl_k1=-sum(logs_B) / max(1, tokens),
+        kl_k2=sum(score.k2_sum for score in scores) / max(1, tokens),
+        kl_k3=sum(score.k3_sum for score in scores) / max(1, tokens),
+        mismatch=max((score.fresh_abs_max for score in scores if score.fresh_abs_max is not None), default=None),
+    )
+
+
+def stratum_updates(rows: Sequence[RowUpdate], difficulties: Mapping[str, str]) -> tuple[StratumUpdate, ...]:
+    """Token counts by difficulty, in order of name."""
+    totals: dict[str, TokenCounts] = {}
+    for row in rows:
+        name = difficulties[row.transcript]
+        totals[name] = totals.get(name, TokenCounts()) + row.counts
+    return tuple(StratumUpdate(name, counts) for name, counts in sorted(totals.items()))

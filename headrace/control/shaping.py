@@ -1,0 +1,149 @@
+"""From the members of a batch to its rows: filters on rewards, advantages, what was removed.
+
+Invariant: a member without a reward, or whose reward a filter took away, has no row and no vote in any statistic. Rows stand
+in the order (ordinal, member, path). Nothing here reads a clock or asks anybody.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from headrace.algorithms.advantages import MemberData, batch_advantages
+from headrace.algorithms.filters import is_informative, overlong_penalty
+from headrace.config import AlgorithmSection
+from headrace.control.collecting import Group
+from headrace.control.member import MemberOutcome
+from headrace.records.batch import BatchRow, MembersRemoved
+from headrace.records.learning import Filters
+from headrace.records.update import RowScore
+
+Rewards = list[list[float | None]]
+OVERLONG_MASK, OVERLONG_SHAPE = "overlong_mask", "overlong_shape"
+
+
+class BatchShaper:
+    """Rewards, rows and advantages of one batch.
+
+    Args:
+        groups: in batch order.
+        algorithm: the learning signal.
+    """
+
+    def __init__(self, groups: Sequence[Group], algorithm: AlgorithmSection) -> None:
+        self._groups = tuple(groups)
+        self._algorithm = algorithm
+        self._removed: Counter[tuple[str, str]] = Counter()
+        self._rewards: Rewards = [
+            [self._shaped(outcome, group) for outcome in group.outcomes] for group in self._groups
+        ]
+
+    @property
+    def removed(self) -> tuple[MembersRemoved, ...]:
+        """What filters did to members, by filter and difficulty."""
+        return tuple(MembersRemoved(*key, count) for key, count in sorted(self._removed.items()))
+
+    @property
+    def difficulties(self) -> dict[str, str]:
+        """Stratum of each transcript."""
+        return {
+            outcome.result.transcript: group.task.difficulty
+            for group in self._groups
+            for outcome in group.outcomes
+            if outcome.result.transcript is not None
+        }
+
+    def mean_reward(self) -> float:
+        """Mean over members with a reward, as the grader gave it; 0 when no member has one."""
+        given = [o.result.reward for group in self._groups for o in group.outcomes if o.result.reward is not None]
+        return sum(given) / len(given) if given else 0.0
+
+    def rows(self) -> tuple[BatchRow, ...]:
+        """Rows of every member that has a reward and an advantage, before what only the trainer knows."""
+        return self._rows({})
+
+    def rows_after(self, scores: Sequence[RowScore]) -> tuple[BatchRow, ...]:
+        """The same rows, with advantages from rewards less the penalties that the trainer measured."""
+        return self._rows({(score.transcript, score.path): score.penalty_sum for score in scores})
+
+    def _shaped(self, outcome: MemberOutcome, group: Group) -> float | None:
+        """The reward that counts."""
+        filters, reward = self._algorithm.filters, outcome.result.reward
+        if reward is None or outcome.result.transcript is None:
+            return None
+        match filters.overlong:
+            case "keep":
+                return reward
+            case "mask":
+                if outcome.is_truncated:
+                    self._removed[OVERLONG_MASK, group.task.difficulty] += 1
+                    return None
+                return reward
+            case "shape":
+                penalty = self._penalty(outcome, group, filters)
+                if penalty:
+                    self._removed[OVERLONG_SHAPE, group.task.difficulty] += 1
+                return reward + penalty
+
+    @staticmethod
+    def _penalty(outcome: MemberOutcome, group: Group, filters: Filters) -> float:
+        budget = group.task.budget.episode_tokens
+        return overlong_penalty(
+            outcome.num_tokens,
+            budget=budget,
+            buffer=min(filters.overlong_buffer, budget),
+            penalty=filters.overlong_penalty,
+        )
+
+    def _rows(self, penalties: Mapping[tuple[str, int], float]) -> tuple[BatchRow, ...]:
+        coefficient = self._algorithm.kl.coefficient
+        rewards: Rewards = [
+            [
+                None
+                if reward is None
+                else reward - coefficient * sum(penalties.get((str(o.result.transcript), p), 0.0) for p in o.paths)
+                for reward, o in zip(of_group, group.outcomes, strict=True)
+            ]
+            for of_group, group in zip(self._rewards, self._groups, strict=True)
+        ]
+        data = MemberData(
+            rewards,
+            [[outcome.sampled_tokens for outcome in group.outcomes] for group in self._groups],
+            [[outcome.components for outcome in group.outcomes] for group in self._groups],
+        )
+        advantages = batch_advantages(self._algorithm.advantage, data, self._algorithm.estimator)
+        return tuple(
+            row
+            for group, of_rewards, of_advantages in zip(self._groups, rewards, advantages, strict=True)
+            for row in _rows_of(group, of_rewards, of_advantages)
+        )
+
+
+def _rows_of(group: Group, rewards: list[float | None], advantages: list[float | None]) -> list[BatchRow]:
+    rows: list[BatchRow] = []
+    for member, outcome in enumerate(group.outcomes):
+        reward, advantage, transcript = rewards[member], advantages[member], outcome.result.transcript
+        if advantage is None or reward is None or transcript is None:
+            continue
+        row = BatchRow(
+            transcript=transcript,
+            path=0,
+            group=group.id,
+            member=member,
+            use=1,
+            reward=reward,
+            advantage=advantage,
+            weight=1.0,
+        )
+        rows.extend(msgspec.structs.replace(row, path=path) for path in outcome.paths)
+    return rows
+
+
+def filter_reason(group: Group, filters: Filters) -> str | None:
+    """Why a finished group may not train by a rule on its rewards; None when it may."""
+    if not filters.dynamic_sampling:
+        return None
+    rewards = [outcome.result.reward for outcome in group.outcomes]
+    if is_informative(rewards, filters.tolerance):
+        return None
+    return "dynamic sampling: all rewards are equal"
