@@ -33,8 +33,9 @@ from headrace.records.ids import PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.run import WeightsHeld
 from headrace.runtime.folders import BLOBS
+from headrace.runtime.placement import GraderPlace, place_grader
 from headrace.runtime.policy import WarmStartReport, prepare_policy
-from headrace.runtime.workers.settings import EngineSettings, GraderSettings, TrainerSettings, command
+from headrace.runtime.workers.settings import EngineSettings, TrainerSettings, command
 from headrace.store.sqlite import SqliteJournal
 from headrace.tasks.reasoning_gym import open_tasks
 from headrace.training.child import ChildTrainer, TrainerHello
@@ -84,7 +85,8 @@ async def run_local(run: LocalRun) -> RunSummary:
         shutil.copy(ASSETS / "tokenizer.json", folder / "tokenizer.json")
         journal = SqliteJournal(folder, incarnation=f"local-{os.getpid()}")
         stack.push_async_callback(journal.close)
-        workers = await stack.enter_async_context(_workers(config, folder, policy))
+        place = place_grader(config.grader, environment.isolation)
+        workers = await stack.enter_async_context(_workers(config, folder, policy, place))
         hello = msgspec.msgpack.decode(workers.trainer.hello, type=TrainerHello)
         size_bytes = (folder / BLOBS / hello.weights[:2] / hello.weights).stat().st_size
         facts = RunFacts(
@@ -96,7 +98,7 @@ async def run_local(run: LocalRun) -> RunSummary:
             initial_bytes=size_bytes,
             canary=canary_of(tasks, harness),
             copies=_copies(hello.policy_id, size_bytes),
-            notes={"sandbox": _isolation(environment)},
+            notes={"sandbox": _isolation(environment), "grader": place.note},
         )
         ports = Ports(
             tasks=tasks,
@@ -132,16 +134,15 @@ class _Workers:
 
 
 @contextlib.asynccontextmanager
-async def _workers(config: Config, folder: Path, policy: Path) -> AsyncIterator[_Workers]:
+async def _workers(config: Config, folder: Path, policy: Path, place: GraderPlace) -> AsyncIterator[_Workers]:
     """Engine, trainer and grader, started side by side and closed in any case."""
     engine_settings = EngineSettings(config.inference.options, str(policy), str(folder / BLOBS), threads=1)
     trainer_settings = TrainerSettings(
         config.trainer.options, str(policy), str(folder), config.policy.policy_id, config.algorithm
     )
-    grader_settings = GraderSettings(config.grader.kind, config.grader.options)
 
     def start_grader() -> "asyncio.Future[Child]":
-        return asyncio.ensure_future(_start("grader", command("grader", grader_settings)))
+        return asyncio.ensure_future(_start("grader", place.argv))
 
     starts = [
         asyncio.ensure_future(_start(WORKER, command("engine", engine_settings))),

@@ -3,6 +3,7 @@
 from headrace.graders.reasoning_gym import open_grader_core
 from headrace.graders.service import grader_service
 from headrace.processes.serve import Server
+from headrace.runtime.workers.rights import give_up_rights
 from headrace.runtime.workers.settings import GraderSettings, parse
 
 
@@ -10,6 +11,7 @@ def main() -> None:
     """Serves one grader."""
     settings, fd = parse(GraderSettings)
     core = open_grader_core(settings.kind, settings.options)
+    give_up_rights(settings.uid, settings.readable)
     grader_service(core, Server(fd, core.version.encode("ascii")))
 
 

@@ -45,10 +45,14 @@ class GraderSettings(msgspec.Struct, frozen=True):
     """Attributes:
     kind: which grader.
     options: its options as plain values.
+    uid: user to become once everything is loaded; None to stay.
+    readable: all that it may read from then on, where the kernel can hold it to that.
     """
 
     kind: str
     options: dict[str, Any]
+    uid: int | None = None
+    readable: tuple[str, ...] = ()
 
 
 class WarmStartJob(msgspec.Struct, frozen=True):
@@ -63,8 +67,12 @@ class WarmStartJob(msgspec.Struct, frozen=True):
 
 def command(module: str, settings: msgspec.Struct) -> list[str]:
     """The command line of a worker of ours."""
-    text = msgspec.json.encode(settings).decode()
-    return [sys.executable, "-m", f"headrace.runtime.workers.{module}", "--settings", text]
+    return [sys.executable, "-m", f"headrace.runtime.workers.{module}", *settings_arguments(settings)]
+
+
+def settings_arguments(settings: msgspec.Struct) -> list[str]:
+    """The arguments that carry a worker's settings."""
+    return ["--settings", msgspec.json.encode(settings).decode()]
 
 
 def parse(kind: type[T]) -> tuple[T, int]:
