@@ -10,6 +10,7 @@ from headrace.config import decode_options
 from headrace.environments.calculator import CalculatorError, calculate
 from headrace.environments.sandbox.options import SandboxOptions
 from headrace.environments.tools import SCHEMAS
+from headrace.errors import HeadraceError
 from headrace.harness import ChatMLHarness, open_harness
 from headrace.harness.chatml import ASSETS
 from headrace.harness.demonstrations import render_demonstration
@@ -31,7 +32,11 @@ def main() -> None:
         state = WarmStartState(progress.step, progress.steps, progress.loss, progress.tokens)
         server.item(call.call_id, msgspec.msgpack.encode(state))
 
-    run(job, report)
+    try:
+        run(job, report)
+    except (HeadraceError, ValueError) as error:
+        server.reject(call.call_id, str(error))
+        return
     server.reply(call.call_id, b"")
 
 
