@@ -7,6 +7,7 @@ import abc
 import contextlib
 import itertools
 import os
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -233,12 +234,18 @@ def _make_groups(parents: dict[str, Path], name: str) -> dict[str, Path] | None:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes empty groups that a run which was killed left behind."""
+    """Ends and removes what a run that was killed left behind; groups of a living process are its own."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
-        pid = folder.name[len(_PREFIX) :].partition("-")[0]
-        if not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        owner = folder.name[len(_PREFIX) :].partition("-")[0]
+        if Path(f"/proc/{owner}").exists():
+            continue
+        for pid in _read(folder / "cgroup.procs").split():
+            # 0 stands for a process of another name space: not ours to end.
+            if pid != "0":
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _read(path: Path) -> str:
