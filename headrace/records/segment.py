@@ -103,10 +103,14 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
         if len(self.ids) % 4:
             raise IntegrityError(f"segment.ids holds {len(self.ids)} bytes; int32 ids need a multiple of 4")
         is_sampled = self.origin is Origin.POLICY
-        for name in ("behavior_logprobs", "policy", "context_version_min", "sampling"):
-            if (getattr(self, name) is not None) is not is_sampled:
-                state = "absent" if is_sampled else "present"
-                raise IntegrityError(f"segment.{name} is {state} on a segment of origin {self.origin.value}")
+        num_stamps = (
+            (self.behavior_logprobs is not None)
+            + (self.policy is not None)
+            + (self.context_version_min is not None)
+            + (self.sampling is not None)
+        )
+        if num_stamps != (4 if is_sampled else 0):
+            raise self._wrong_stamp(is_sampled)
         if self.behavior_logprobs is not None:
             _check_logprobs(as_float32(self.behavior_logprobs), len(self))
         if self.policy and self.context_version_min is not None and self.context_version_min > self.policy.version:
@@ -119,13 +123,24 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
                     f"attachment span [{item.start}, {item.stop}) leaves the segment of {len(self)} tokens"
                 )
 
+    def _wrong_stamp(self, is_sampled: bool) -> IntegrityError:
+        """Names the first field that an origin must have and lacks, or must not have and has."""
+        fields = ("behavior_logprobs", "policy", "context_version_min", "sampling")
+        name = next(name for name in fields if (getattr(self, name) is not None) is not is_sampled)
+        state = "absent" if is_sampled else "present"
+        return IntegrityError(f"segment.{name} is {state} on a segment of origin {self.origin.value}")
+
 
 def _check_logprobs(logprobs_T: FloatArray, num_tokens: int) -> None:
     if len(logprobs_T) != num_tokens:
         raise IntegrityError(
             f"segment has {num_tokens} ids and {len(logprobs_T)} behavior log-probs; they must be equal"
         )
-    if num_tokens and not (np.isfinite(logprobs_T).all() and float(logprobs_T.max()) <= 0.0):
+    if not num_tokens:
+        return
+    # Both reductions carry a NaN on, and no comparison with one holds.
+    lowest, highest = np.minimum.reduce(logprobs_T), np.maximum.reduce(logprobs_T)
+    if not (lowest > -np.inf and highest <= 0.0):
         bad = int(np.flatnonzero(~(np.isfinite(logprobs_T) & (logprobs_T <= 0.0)))[0])
         raise IntegrityError(f"behavior log-prob {logprobs_T[bad]} at token {bad}: it must be finite and <= 0")
 

@@ -127,12 +127,12 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(len(segment) for segment in self.sampled())
+        return sum([len(segment.ids) for segment in self.sampled()]) // 4
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all paths, shared prefixes counted once."""
-        return sum(len(segment) for path in self.paths for segment in path.segments)
+        return sum([len(segment.ids) for path in self.paths for segment in path.segments]) // 4
 
     @property
     def versions(self) -> tuple[int, ...]:
