@@ -28,6 +28,9 @@ from headrace.errors import ConfigError
 _EMBEDDING_STD = 0.5
 _OFFSET_BIAS = 7.0
 _LOGIT_SCALE = 0.5
+_MATCH_SCALE = 2.0
+"""Of queries and keys that match tokens; at 1 the right place gets too little of the attention to be copied from."""
+
 _SHARED_SCALE = 0.1
 """What is left of the random content scores of a head that attends by position."""
 
@@ -122,10 +125,10 @@ def _match_and_copy(attention: Any, head: int, basis: Tensor, rates: Tensor) -> 
     for index in range(len(dimensions) // 2):
         near, far = first + dimensions[2 * index], first + dimensions[2 * index + 1]
         feature = head * (len(dimensions) // 2) + index
-        attention.q_proj.weight[near, :half] = basis[feature]
-        attention.k_proj.weight[near, scratch_1 + feature] = 1.0
-        attention.q_proj.weight[far, scratch_1 + feature] = 1.0
-        attention.k_proj.weight[far, scratch_2 + feature] = 1.0
+        attention.q_proj.weight[near, :half] = basis[feature] * _MATCH_SCALE
+        attention.k_proj.weight[near, scratch_1 + feature] = _MATCH_SCALE
+        attention.q_proj.weight[far, scratch_1 + feature] = _MATCH_SCALE
+        attention.k_proj.weight[far, scratch_2 + feature] = _MATCH_SCALE
     part = basis[head * size : (head + 1) * size]
     attention.v_proj.weight[rows, :half] = part
     attention.o_proj.weight[:, rows] = 0.0
