@@ -2,8 +2,8 @@
 
 Run: `python -m benchmarks.rollout [--peers PYTHON]`. Everything between the ports is the product: admission, harness, action
 journal, sealing, grading, rewards, collection, batch plans, publication of versions. The workers at the ports are scripted
-and in process; the tool is the product's own calculator. Peers run their rollout loop alone on the same load: no journal,
-no grader, no batches, no versions.
+and in process; the tool adds two numbers on every side, behind the product's own session with its lease and receipts.
+Peers run their rollout loop alone on the same load: no journal, no grader, no batches, no versions.
 
 R2 also kills a run with SIGKILL half-way, verifies what is on disk, and makes every sealed episode again from its events.
 """
@@ -33,6 +33,7 @@ from benchmarks.sitting.scripted import (
     ScriptedInference,
     ScriptedTasks,
     ScriptedTrainer,
+    SumEnvironment,
     weights_bytes,
     weights_of,
 )
@@ -51,7 +52,6 @@ from benchmarks.sitting.workload import (
 )
 from headrace.config import Config, EvaluationSection, RunSection, ScheduleSection
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
-from headrace.environments.inline import InlineEnvironment
 from headrace.ports import Environment
 from headrace.records.action import ActionCommitted
 from headrace.records.batch import GroupClosed
@@ -120,7 +120,7 @@ def check(load: Load, finished: Finished, read: Callable[[Any], bytes], events: 
     sampled = 0
     for event in events:
         if isinstance(event.payload, TranscriptSealed):
-            assert event.payload.terminal == "success"
+            assert event.payload.terminal in {"success", "failure"}, event.payload.terminal
             transcript = msgspec.msgpack.decode(read(event.payload.transcript), type=Transcript)
             sampled += check_transcript(load, transcript)
             versions.update(transcript.versions)
@@ -147,7 +147,7 @@ def check_transcript(load: Load, transcript: Transcript) -> int:
 def run_in_memory(load: Load) -> float:
     async def work() -> tuple[Finished, MemoryJournal]:
         journal = MemoryJournal()
-        return await play(load, journal, InlineEnvironment()), journal
+        return await play(load, journal, SumEnvironment()), journal
 
     finished, journal = asyncio.run(work())
     check(load, finished, journal.read, list(journal.events()))
@@ -158,7 +158,7 @@ def run_on_disk(load: Load) -> float:
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
 
         async def work() -> Finished:
-            return await play(load, SqliteJournal(Path(folder), incarnation="bench"), InlineEnvironment())
+            return await play(load, SqliteJournal(Path(folder), incarnation="bench"), SumEnvironment())
 
         finished = asyncio.run(work())
         with open_reader(Path(folder)) as reader:
@@ -222,7 +222,7 @@ def be_killed(folder: Path) -> None:
 
     async def work() -> None:
         journal = SqliteJournal(folder, incarnation="victim")
-        await play(make_load(fresh_harness()), journal, InlineEnvironment(), _Announcing(journal))
+        await play(make_load(fresh_harness()), journal, SumEnvironment(), _Announcing(journal))
 
     asyncio.run(work())
 

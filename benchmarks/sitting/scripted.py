@@ -10,9 +10,14 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.sitting.workload import Load
+from headrace.environments.sessions import Session, SessionEnvironment
+from headrace.environments.tools import CALCULATOR, calculator_expression
 from headrace.ports import TurnTiming
+from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import Float32Bytes, IntArray, float32_bytes
 from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.execution import ExecutionStatus, Lease, Metering, Receipt
+from headrace.records.harness import ToolSchema
 from headrace.records.ids import Address, PolicyId, PolicyRef
 from headrace.records.provenance import address_of, content_version
 from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
@@ -78,6 +83,37 @@ class ScriptedInference:
 
     async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
         return [float32_bytes([-1.0] * (len(ids_T) - 1)) for ids_T in ids]
+
+
+class SumEnvironment(SessionEnvironment):
+    """The product's sessions, with a tool that adds two numbers in process: as little work as a tool can be."""
+
+    def __init__(self) -> None:
+        super().__init__("sum")
+
+    @property
+    def effect(self) -> EffectClass:
+        return EffectClass.PURE
+
+    @property
+    def version(self) -> Address:
+        return content_version("sum")
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        return (CALCULATOR,)
+
+    async def _run(self, session: Session, action: Action, lease: Lease, timeout_s: float) -> Receipt:
+        left, _, right = calculator_expression(action.arguments).partition("+")
+        output = str(int(left) + int(right)).encode()
+        metering = Metering(wall_s=1e-6, cpu_s=1e-6)
+        return Receipt(action.id, lease.token, ExecutionStatus.OK, output, len(output), metering=metering)
+
+    async def _opened(self, session: Session, timeout_s: float) -> None:
+        """Nothing has to be prepared."""
+
+    async def _closed(self, session: Session) -> None:
+        """Nothing is held."""
 
 
 class ScriptedGrader:

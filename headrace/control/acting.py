@@ -35,12 +35,12 @@ class ActionRunner:
         Raises:
             EnvironmentFault: when the boundary failed for good; `UnknownEffect` when an effect outside is possible.
         """
-        effect = self._environment.effect
-        intent = self._recorder.record(ActionIntended(action, lease.token, effect), key=str(action.id))
+        effect, key = self._environment.effect, str(action.id)
+        intent = self._recorder.record(ActionIntended(action, lease.token, effect), key=key)
         if effect is not EffectClass.PURE:
             await self._recorder.durable(intent)
         receipt = await self._execute(handle, action, lease, timeout_s)
-        commit = self._recorder.record(ActionCommitted(action.id, receipt.digest), key=str(action.id), cause=intent)
+        commit = self._recorder.record(ActionCommitted(action.id, receipt.digest), key=key, cause=intent)
         return receipt, commit
 
     async def _execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:

@@ -95,11 +95,9 @@ class EpisodeDriver:
         Raises:
             IntegrityError: when the trace cannot be sealed: a defect, not an outcome.
         """
-        recorder = self._recorder
-        claimed = recorder.record(EpisodeClaimed(lease.token, lease.deadline_s), key=f"{spec.episode}#{lease.token}")
-        started = recorder.record(
-            EpisodeStarted(spec.task_address, spec.pin_version), key=str(spec.episode), cause=claimed
-        )
+        recorder, name = self._recorder, str(spec.episode)
+        claimed = recorder.record(EpisodeClaimed(lease.token, lease.deadline_s), key=f"{name}#{lease.token}")
+        started = recorder.record(EpisodeStarted(spec.task_address, spec.pin_version), key=name, cause=claimed)
         attempt = _Attempt(self._ports, recorder, self._settings, spec=spec, lease=lease)
         begin_s = recorder.elapsed_s
         terminal = await attempt.to_terminal()
@@ -126,6 +124,7 @@ class _Attempt:
         self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock)
         self._spec = spec
         self._lease = lease
+        self._name, self._group = str(spec.episode), str(spec.episode.group)
         self.trace = EpisodeTrace(spec.episode, spec.task, spec.task_address)
         self._budget = spec.task.budget
         self._loop = asyncio.get_running_loop()
@@ -184,7 +183,7 @@ class _Attempt:
     async def _generate(self, step: int, max_tokens: int, min_version: int) -> tuple[TokenSegment, ...]:
         """The turn's segments, checked at the port's boundary and recorded."""
         request = GenerateRequest(
-            request_id=f"{self._spec.episode}/{step}",
+            request_id=f"{self._name}/{step}",
             prefix=tuple(self.trace.segments),
             max_tokens=max_tokens,
             sampling=self._spec.sampling,
@@ -192,8 +191,8 @@ class _Attempt:
             policy_id=self._policy_id,
             min_version=min_version,
             pin_version=self._spec.pin_version,
-            affinity=str(self._spec.episode.group),
-            seed_key=stream_key(self._spec.seed, "sample", str(self._spec.episode), step).to_bytes(16, "little"),
+            affinity=self._group,
+            seed_key=stream_key(self._spec.seed, "sample", self._name, step).to_bytes(16, "little"),
         )
         segments: list[TokenSegment] = []
         timing = TurnTiming(0.0, 0.0, 0)

@@ -46,7 +46,7 @@ class EpisodeTrace:
     def extend(self, segments: tuple[TokenSegment, ...]) -> None:
         """Appends segments to the sequence."""
         self.segments.extend(segments)
-        self.num_tokens += sum(len(segment) for segment in segments)
+        self.num_tokens += sum([len(segment.ids) for segment in segments]) // 4
 
 
 @dataclasses.dataclass(frozen=True)
