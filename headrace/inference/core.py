@@ -260,11 +260,7 @@ class EngineCore:
         """Draws the next id of each slot and ends the turns that are complete."""
         rows = self.rows
         places_n = rows.known_S[slots_n]
-        drawn = draw(
-            logits_nV,
-            torch.from_numpy(rows.temperature_S[slots_n]),
-            torch.from_numpy(rows.uniforms_SC[slots_n, places_n]),
-        )
+        drawn = draw(logits_nV, rows.temperature_S[slots_n], rows.uniforms_SC[slots_n, places_n])
         ids_n, is_finite_n = drawn.ids_N.numpy(), drawn.is_finite_N.numpy()
         rows.ids_SC[slots_n, places_n] = ids_n
         rows.logprobs_SC[slots_n, places_n] = drawn.logprobs_N.numpy()

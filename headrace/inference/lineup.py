@@ -13,6 +13,9 @@ from headrace.inference.passes import Passes
 from headrace.inference.rows import Ints, Rows
 from headrace.inference.turns import NO_SLOT, Turn
 
+_PASS_TOKENS = 1024
+"""Most tokens of one prefill pass, padding included: beyond it activations leave the processor's cache."""
+
 
 class Lineup:
     """Turns that wait for a slot, and turns whose prefix is not cached yet.
@@ -78,7 +81,7 @@ class Lineup:
         for turn in ready:
             count = self._next_count(turn)
             width = max(count, *counts) if counts else count
-            is_within = (len(batch) + 1) * width <= budget_tokens
+            is_within = (len(batch) + 1) * width <= min(budget_tokens, _PASS_TOKENS)
             if (is_first or is_within) if not batch else (is_within and self._fits(batch[0], turn)):
                 batch.append(turn)
                 counts.append(count)

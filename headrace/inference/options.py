@@ -13,7 +13,7 @@ class EngineOptions(Section, frozen=True):
     context: largest prefix + max_tokens of a request.
     prefill_chunk: most tokens of one sequence in one prefill pass.
     prefill_budget: most tokens, padding included, that one step prefills before it decodes again.
-    cache_bucket: attended lengths are rounded up to a multiple of this many positions.
+    cache_bucket: attended lengths are rounded up to a multiple of this many positions, or doubled from it.
     shared_prefix_min: fewest common tokens worth waiting for another sequence's prefill.
     attention: attention implementation of `transformers`.
     dtype: of weights and cache; log-probs are float32 in any case.
@@ -28,7 +28,7 @@ class EngineOptions(Section, frozen=True):
     context: int = 512
     prefill_chunk: int = 128
     prefill_budget: int = 2048
-    cache_bucket: int = 32
+    cache_bucket: int = 16
     shared_prefix_min: int = 16
     attention: Literal["sdpa", "eager"] = "sdpa"
     dtype: Literal["float32", "bfloat16"] = "float32"

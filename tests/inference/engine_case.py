@@ -49,8 +49,11 @@ def make_core(
     clock: Callable[[], float] = time.monotonic,
     **options: object,
 ) -> EngineCore:
-    """A core whose version v has the weights of seed v; the last of `versions` is current and all are kept."""
-    settings = {"slots": 4, "context": 128, "prefill_chunk": 16, **options}
+    """A core whose version v has the weights of seed v; the last of `versions` is current and all are kept.
+
+    It does not record its passes, which takes longer than a short test and changes no bit (there is a test for that).
+    """
+    settings = {"slots": 4, "context": 128, "prefill_chunk": 16, "is_recorded": False, **options}
     core = EngineCore(EngineOptions(**settings), folder.path, folder.weights_path, clock)
     for version in versions:
         publish(core, folder, version, keep=versions)

@@ -301,7 +301,7 @@ def test_neighbours_change_no_bit_in_deterministic_mode_and_some_otherwise(
     subject = some_ids(45)
 
     def run(num_neighbours: int, *, is_last: bool) -> Result:
-        core = make_core(folder, slots=8, deterministic=deterministic, cache_bucket=16)
+        core = make_core(folder, slots=8, deterministic=deterministic, is_recorded=True)
         mine = request("mine/0", prompt(*subject), max_tokens=30)
         others = [
             request(f"e{n}/0", prompt(*(subject[: 20 + n] if n % 2 else some_ids(9 * n + 1, n))), max_tokens=9 + 5 * n)
@@ -312,7 +312,7 @@ def test_neighbours_change_no_bit_in_deterministic_mode_and_some_otherwise(
         return drain(core)["mine/0"]
 
     alone = run(0, is_last=False)
-    crowded = [run(num, is_last=is_last) for num, is_last in itertools.product((1, 5, 7), (False, True))]
+    crowded = [run(num, is_last=is_last) for num, is_last in itertools.product((1, 7), (False, True))]
     assert all(result.segments == alone.segments for result in crowded) is deterministic
     for result in crowded:
         assert result.ids == alone.ids

@@ -52,7 +52,7 @@ def by_rows(work: StepWork) -> float:
 async def virtual_run(folder: PolicyFolder, **options: object) -> str:
     """Hash of what a small run with tool waits and a swap gave, times included."""
     loop = asyncio.get_running_loop()
-    settings = {"slots": 4, "context": 128, "prefill_chunk": 16, **options}
+    settings = {"slots": 4, "context": 128, "prefill_chunk": 16, "is_recorded": False, **options}
     core = EngineCore(EngineOptions(**settings), folder.path, folder.weights_path, loop.time)
     inference = InlineInference(core, by_rows)
     await inference.stage(PolicyRef(POLICY, 0), folder.publish(0), TIMEOUT_S)

@@ -10,7 +10,7 @@ from headrace.inference.sampling import draw
 
 
 def drawn(logits: list[list[float]], temperature: list[float], uniforms: list[float]) -> tuple[list[int], list[float]]:
-    result = draw(torch.tensor(logits), torch.tensor(temperature), torch.tensor(uniforms, dtype=torch.float64))
+    result = draw(torch.tensor(logits), np.array(temperature, dtype=np.float32), np.array(uniforms))
     assert bool(result.is_finite_N.all())
     return result.ids_N.tolist(), result.logprobs_N.tolist()
 
@@ -40,5 +40,5 @@ def test_a_token_of_no_mass_is_never_drawn() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_with_a_value_that_is_not_finite_are_told_from_the_others(bad: float, temperature: float) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, bad, 2.0]])
-    result = draw(logits, torch.full((2,), temperature), torch.full((2,), 0.5, dtype=torch.float64))
+    result = draw(logits, np.full(2, temperature, dtype=np.float32), np.full(2, 0.5))
     assert result.is_finite_N.tolist() == [True, False]
