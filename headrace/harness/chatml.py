@@ -14,7 +14,6 @@ is followed by a template segment that begins with the newline after ``<|im_end|
 """
 
 import functools
-import re
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -28,6 +27,7 @@ from headrace.errors import ConfigError
 from headrace.harness.calls import CallReader, MalformedCall
 from headrace.harness.checks import check_transcript
 from headrace.harness.codec import TextCodec
+from headrace.harness.observations import ObservationEncoder
 from headrace.ports import ObservedTokens
 from headrace.records.arrays import Int32Bytes, IntArray, as_int32, int32_bytes
 from headrace.records.harness import ParsedTurn, ParseStatus, ToolSchema
@@ -38,7 +38,6 @@ from headrace.records.task import Task
 from headrace.records.trajectory import Transcript
 
 ASSETS = Path(__file__).parent / "assets"
-CUT_MARKER = "\n[cut]"
 TOOLS_INTRODUCTION = (
     "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
@@ -47,11 +46,9 @@ TOOLS_FORMAT = (
     '\n</tools>\n\nFor each function call, return a JSON object with function name and arguments within a "tool_call" '
     'block:\n{"name": <function-name>, "arguments": <args-json-object>}'
 )
-_SOURCES = ("calls.py", "chatml.py", "codec.py")
+_SOURCES = ("calls.py", "chatml.py", "codec.py", "observations.py")
 _CACHED_BYTES = 512
 _CACHE_ENTRIES = 4096
-# C0 without tab and newline, DEL, C1, line separators, and the marks that reorder or hide text on a screen.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
 class ChatMLOptions(Section, frozen=True):
@@ -73,14 +70,6 @@ class ChatMLOptions(Section, frozen=True):
         for name in ("max_calls", "max_call_chars"):
             if getattr(self, name) < 1:
                 raise ValueError(f"harness.{name} is {getattr(self, name)}; it must be at least 1")
-
-
-class _Encoded(msgspec.Struct, frozen=True):
-    """One observation in tokens."""
-
-    segment: TokenSegment
-    is_cut: bool
-    neutralized: int
 
 
 class ChatMLHarness:
@@ -121,8 +110,7 @@ class ChatMLHarness:
                 self._response_tail,
             )
         )
-        self._cut_marker = codec.encode_markup(CUT_MARKER)
-        self._encode_short = functools.lru_cache(_CACHE_ENTRIES)(self._encode_output)
+        self._observations = ObservationEncoder(codec)
         self._parse_short = functools.lru_cache(_CACHE_ENTRIES)(self._parse_bytes)
         self._open_question = functools.lru_cache(_CACHE_ENTRIES)(self._open)
         self._version = content_version(
@@ -164,10 +152,7 @@ class ChatMLHarness:
     def observe(self, outputs: Sequence[bytes], budget_tokens: int) -> ObservedTokens:
         if not outputs:
             raise ValueError("observe needs at least one output; a turn without calls is final or malformed")
-        shown = [
-            (self._encode_short if len(output) <= _CACHED_BYTES else self._encode_output)(output, budget_tokens)
-            for output in outputs
-        ]
+        shown = [self._observations.encode(output, budget_tokens) for output in outputs]
         segments = [self._response_head, shown[0].segment]
         for one in shown[1:]:
             segments += (self._response_joint, one.segment)
@@ -190,12 +175,7 @@ class ChatMLHarness:
 
     def is_shown_by(self, output: bytes, ids: IntArray) -> bool:
         """Whether the ids read as this output, whole, or as far as the cut marker."""
-        shown = ids.tolist()
-        text = self._visible_text(output, len(shown) + 1)
-        size = len(self._cut_marker)
-        if shown[-size:] == self._cut_marker and text.startswith(self.codec.decode(shown[:-size])):
-            return True
-        return self.codec.decode(shown) == text or shown == self._cut_marker[: max(1, len(shown))]
+        return self._observations.is_shown_by(output, ids)
 
     def turn_ids(self, text: str, calls: Sequence[str]) -> IntArray:
         """Ids of a policy turn as a policy would sample it: text, then calls by their raw JSON, then the stop token."""
@@ -208,28 +188,6 @@ class ChatMLHarness:
     def _open(self, question: str) -> tuple[TokenSegment, ...]:
         ids, _ = self.codec.encode_text(question)
         return (self._prompt_head, TokenSegment(Origin.ENVIRONMENT, int32_bytes(ids)), self._prompt_tail)
-
-    def _encode_output(self, output: bytes, budget_tokens: int) -> _Encoded:
-        ids, neutralized = self.codec.encode_text(self._visible_text(output, budget_tokens + 1))
-        is_cut = len(ids) > budget_tokens
-        if is_cut:
-            ids = self._cut(ids, budget_tokens)
-        return _Encoded(TokenSegment(Origin.ENVIRONMENT, int32_bytes(ids)), is_cut, neutralized)
-
-    def _visible_text(self, output: bytes, num_tokens: int) -> str:
-        """The output as shown, or so much of it that it needs `num_tokens` tokens or more."""
-        most_chars = num_tokens * self.codec.max_token_chars
-        text = output[: 4 * most_chars].decode("utf-8", "replace")[:most_chars]
-        return _CONTROL.sub(_visible, text)
-
-    def _cut(self, ids: list[int], budget_tokens: int) -> list[int]:
-        """At most `budget_tokens` ids that end with the marker, as far as it fits, and in no half character."""
-        kept = ids[: max(0, budget_tokens - len(self._cut_marker))]
-        # A character is up to 4 tokens here; a replacement character that was there before stays whole or goes.
-        for _ in range(3):
-            if kept and self.codec.decode(kept[-4:]).endswith("\ufffd"):
-                kept.pop()
-        return (kept + self._cut_marker)[:budget_tokens]
 
     def _parse_bytes(self, data: bytes) -> ParsedTurn:
         ids: list[int] = as_int32(Int32Bytes(data)).tolist()
@@ -304,7 +262,3 @@ def _system_text(options: ChatMLOptions, tools: Sequence[ToolSchema]) -> str:
         for tool in tools
     ]
     return "\n".join([options.system_prompt + TOOLS_INTRODUCTION, *lines]) + TOOLS_FORMAT
-
-
-def _visible(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode("ascii")

@@ -97,6 +97,11 @@ class TextCodec:
             ids.extend([part] if isinstance(part, int) else self.encode_text(part)[0])
         return ids
 
+    def normalized(self, text: str) -> str:
+        """The text as it reads after a round trip: what the tokenizer's normalizer makes of it, such as NFC."""
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, control tokens written out; bytes that are no UTF-8 become U+FFFD."""
         if self._spelling is None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.harness import ChatMLHarness, open_harness
-from headrace.harness.chatml import CUT_MARKER
+from headrace.harness.observations import CUT_MARKER
 from headrace.ports import Harness, ObservedTokens
 from headrace.records.harness import ParseStatus
 from headrace.records.ids import Address
