@@ -220,10 +220,21 @@ class ClipFractions:
     dual: float
 
 
-def clip_fractions(
+@dataclasses.dataclass(frozen=True)
+class ClipFlags:
+    """Which trained tokens are clipped, under the names of `ClipFractions`; each [N]."""
+
+    branch_binds: npt.NDArray[np.bool_]
+    ratio_outside: npt.NDArray[np.bool_]
+    low_negative_advantage: npt.NDArray[np.bool_]
+    high_positive_advantage: npt.NDArray[np.bool_]
+    dual: npt.NDArray[np.bool_]
+
+
+def clip_flags(
     log_ratio_N: Values, advantages_N: Values, clip_low: float, clip_high: float, *, dual_bound: float | None = None
-) -> ClipFractions:
-    """Clip fractions over trained tokens, given without the masked ones.
+) -> ClipFlags:
+    """Clipped tokens among trained ones, given without the masked ones.
 
     Args:
         log_ratio_N: log of policy over anchor of each trained token.
@@ -237,18 +248,20 @@ def clip_fractions(
     advantages = np.asarray(advantages_N, dtype=np.float64)
     with np.errstate(over="ignore"):
         ratio = np.exp(np.asarray(log_ratio_N, dtype=np.float64))
-    if not ratio.size:
-        return ClipFractions(0.0, 0.0, 0.0, 0.0, 0.0)
     is_below, is_above = ratio < 1.0 - clip_low, ratio > 1.0 + clip_high
     low, high = is_below & (advantages < 0), is_above & (advantages > 0)
     dual = (advantages < 0) & (ratio > (math.inf if dual_bound is None else dual_bound))
-    return ClipFractions(
-        branch_binds=float((low | high).mean()),
-        ratio_outside=float((is_below | is_above).mean()),
-        low_negative_advantage=float(low.mean()),
-        high_positive_advantage=float(high.mean()),
-        dual=float(dual.mean()),
-    )
+    return ClipFlags(low | high, is_below | is_above, low, high, dual)
+
+
+def clip_fractions(
+    log_ratio_N: Values, advantages_N: Values, clip_low: float, clip_high: float, *, dual_bound: float | None = None
+) -> ClipFractions:
+    """Shares of the tokens that `clip_flags` marks; 0 for no tokens."""
+    flags = clip_flags(log_ratio_N, advantages_N, clip_low, clip_high, dual_bound=dual_bound)
+    if not len(flags.dual):
+        return ClipFractions(0.0, 0.0, 0.0, 0.0, 0.0)
+    return ClipFractions(*(float(getattr(flags, field.name).mean()) for field in dataclasses.fields(flags)))
 
 
 def _generalised_pareto_shape(exceedances_M: Array) -> float:

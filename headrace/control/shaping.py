@@ -1,7 +1,8 @@
 """From the members of a batch to its rows: filters on rewards, advantages, what was removed.
 
 Invariant: a member without a reward, or whose reward a filter took away, has no row and no vote in any statistic. Rows stand
-in the order (ordinal, member, path). Nothing here reads a clock or asks anybody.
+in the order (ordinal, member, path); a row carries the grader's reward, and whatever filters and penalties changed is in
+its advantage. Nothing here reads a clock or asks anybody.
 """
 
 from collections import Counter
@@ -122,8 +123,8 @@ class BatchShaper:
 def _rows_of(group: Group, rewards: list[float | None], advantages: list[float | None]) -> list[BatchRow]:
     rows: list[BatchRow] = []
     for member, outcome in enumerate(group.outcomes):
-        reward, advantage, transcript = rewards[member], advantages[member], outcome.result.transcript
-        if advantage is None or reward is None or transcript is None:
+        reward, advantage, transcript = outcome.result.reward, advantages[member], outcome.result.transcript
+        if advantage is None or rewards[member] is None or reward is None or transcript is None:
             continue
         row = BatchRow(
             transcript=transcript,

@@ -127,7 +127,7 @@ def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     else:
         flips = "no transcript was graded twice, so kappa is not measured and taken as 1"
     yield (
-        f"Weights: effective sample size of the whole batch. Verdict flips: {flips}. Unknown: groups rejected with fewer "
+        f"Weights: effective sample size of the difficulty in each batch. Verdict flips: {flips}. Unknown: groups rejected with fewer "
         "than two rewards, so nobody knows what they had to offer."
     )
 

@@ -110,6 +110,8 @@ class SimulatedTrainer:
             log_ratio_sum=math.sqrt(variance) * noise - variance / 2,
             log_ratio_abs_max=drift * lag * spread,
             fresh_abs_max=0.0 if version in count.fresh_versions else None,
+            k2_sum=variance / 2,
+            k3_sum=variance / 2,
         )
 
     async def update(self, plan: BatchPlan, timeout_s: float) -> UpdateResult:

@@ -26,11 +26,13 @@ class TrainerHello(msgspec.Struct, frozen=True):
         policy_id: whose weights.
         version: number of updates behind them.
         weights: their address; the file lies in the store.
+        copies: bytes of every copy of weights that it holds, by role.
     """
 
     policy_id: PolicyId
     version: int
     weights: Address
+    copies: dict[str, int] = {}
 
 
 class ScoreCall(msgspec.Struct, frozen=True):
@@ -57,7 +59,7 @@ class CanaryCall(msgspec.Struct, frozen=True):
 
 def hello_of(core: TrainerCore) -> bytes:
     """The hello of a child that holds this core; stores its weights."""
-    return msgspec.msgpack.encode(TrainerHello(core.policy_id, core.version, core.export()))
+    return msgspec.msgpack.encode(TrainerHello(core.policy_id, core.version, core.export(), core.copies))
 
 
 def serve_trainer(core: TrainerCore, server: Server) -> None:

@@ -1,9 +1,9 @@
 """The trainer's core: parameters, optimizer, score, update, canary; synchronous.
 
-Invariant: an update that is refused, for its plan, its data or a number that is not finite, leaves weights, optimizer and
-version as they were. One plan is one optimizer step, and the step does not depend on how the plan is cut into
-micro-batches. The ratio of every token is taken against the policy version that sampled it, at the temperature that it
-was sampled at.
+Invariant: an update that is refused, for its plan, its data or a number that is not finite, leaves weights, optimizers and
+version as they were. One plan is one version, by as many optimizer steps as the algorithm says, and no step depends on how
+it is cut into micro-batches. The ratio of every token is taken at the temperature that it was sampled at, against the
+policy version that sampled it or, where the algorithm says so, against the policy before the plan.
 
 Dimensions: B rows, N tokens of all rows (or of a micro-batch), V vocabulary.
 """
@@ -12,54 +12,29 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.algorithms.aggregation import token_weights_B
 from headrace.config import AlgorithmSection
 from headrace.errors import IntegrityError, Outcome, TrainerError
-from headrace.records.arrays import IntArray
+from headrace.records.arrays import FloatArray, IntArray
 from headrace.records.batch import BatchPlan, BatchRow
 from headrace.records.ids import Address, PolicyId
 from headrace.records.update import CanaryScore, RowScore, UpdateResult
 from headrace.training.canary import Canary
-from headrace.training.losses import ppo_clip_token_loss, weighted_sum
-from headrace.training.metrics import TokenValues, row_scores, update_metrics
+from headrace.training.critic import Critic, critic_advantages
+from headrace.training.divergence import penalties
+from headrace.training.metrics import TokenValues, row_scores, row_updates, update_metrics
+from headrace.training.objective import Objective, Signal, signal_of
+from headrace.training.options import TrainerOptions
 from headrace.training.packing import PackedBatch, pack, read_transcripts
 from headrace.training.policy import Policy, micro_batches
+from headrace.training.rates import rate_factors
+from headrace.training.snapshot import Snapshot
 from headrace.training.weights import weights_bytes
 
-
-class TrainerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of the torch trainer.
-
-    Attributes:
-        micro_batch_tokens: slots of one forward pass, padding included; bounds memory and changes no result.
-        num_threads: torch threads of the process; more than the cores that are free makes it slower, not faster.
-        weight_decay: AdamW's decoupled decay.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        epsilon: added to the root of the second moment.
-        warmup_updates: the learning rate rises linearly over so many updates.
-    """
-
-    micro_batch_tokens: int = 4096
-    num_threads: int = 1
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    warmup_updates: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("micro_batch_tokens", 1), ("num_threads", 1), ("weight_decay", 0), ("warmup_updates", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"trainer.{name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"trainer.{name} is {getattr(self, name)}; it must lie in [0, 1)")
+__all__ = ["TrainerCore", "TrainerOptions"]
 
 
 class TrainerCore:
@@ -86,14 +61,14 @@ class TrainerCore:
         Args:
             options: see `TrainerOptions`.
             policy_dir: folder with `config.json` and safetensors.
-            algorithm: clip distances, aggregation, learning rate, gradient bound.
+            algorithm: the learning signal; it decides whether a reference and a critic exist.
             read_row: bytes of a sealed row by address.
             put_weights: stores a weights file, returns its address.
             clock: seconds; only `compute_s` depends on it.
             policy_id: plans for another policy are refused.
 
         Raises:
-            ConfigError: when the folder holds no policy.
+            ConfigError: when the folder holds no policy, or one that cannot be computed as the options say.
         """
         torch.set_num_threads(options.num_threads)
         self.version = 0
@@ -104,6 +79,12 @@ class TrainerCore:
         self._put_weights = put_weights
         self._clock = clock
         self._policy = Policy.load(policy_dir)
+        self._policy.use(options.layout, options.precision)
+        self._rate = rate_factors(options)
+        self._reference = Policy.load(policy_dir) if algorithm.kl.coefficient > 0 else None
+        if self._reference is not None:
+            self._reference.use(options.layout, options.precision)
+        self._critic = Critic(policy_dir, algorithm, options) if algorithm.advantage == "gae" else None
         self._parameters = [p for p in self._policy.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters,
@@ -116,6 +97,17 @@ class TrainerCore:
         self._canary = Canary(self._policy)
         self._scored: dict[tuple[Address, int], TokenValues] = {}
 
+    @property
+    def copies(self) -> dict[str, int]:
+        """Bytes of every copy of weights that the trainer holds, by role; AdamW keeps two moments beside parameters."""
+        policy = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
+        found = {"policy (trained)": policy, "optimizer moments": 2 * policy}
+        if self._reference is not None:
+            found["reference"] = policy
+        if self._critic is not None:
+            found |= {"critic": self._critic.size_bytes, "critic moments": 2 * self._critic.size_bytes}
+        return found
+
     def score(self, rows: Sequence[BatchRow], version: int) -> list[RowScore]:
         """The rows' log-probs under the present weights against their recorded behaviour, in the order of the rows.
 
@@ -125,12 +117,15 @@ class TrainerCore:
         if version != self.version:
             raise _rejected(f"score at version {version}; the trainer holds {self.version}")
         packed = self._packed(rows)
-        values = self._evaluate(packed, range(len(rows)))
+        values = self._evaluate(self._policy, packed, range(len(rows)))
         self._remember(packed, values)
-        return row_scores(packed, values, version)
+        # Under a critic penalties enter the return of each token, and must not be taken off the outcome as well.
+        has_penalty = self._algorithm.kl.place == "reward" and self._critic is None
+        penalties_N = self._penalties(packed, values) if has_penalty else None
+        return row_scores(packed, values, version, penalties_N)
 
     def update(self, plan: BatchPlan) -> UpdateResult:
-        """One optimizer step on the plan; the new weights lie under the returned address.
+        """One version by the plan; the new weights lie under the returned address.
 
         Raises:
             TrainerError: REJECTED when the plan is not for this policy at this version, cannot be read, trains no token,
@@ -146,12 +141,16 @@ class TrainerCore:
             raise _rejected(f"plan {plan.update} of {len(plan.rows)} rows holds no trained token")
         started = self._clock()
         self._canary.keep(self.version)
+        snapshot = Snapshot.of(self._trained()) if self._algorithm.steps > 1 else None
         try:
-            values, loss, norm = self._gradient(packed)
+            signal, metrics = self._signal(packed)
+            values, learning_rate = self._steps(packed, signal, metrics)
         except BaseException:
-            self._optimizer.zero_grad(set_to_none=True)
+            for _, optimizer in self._trained():
+                optimizer.zero_grad(set_to_none=True)
+            if snapshot is not None:
+                snapshot.restore()
             raise
-        learning_rate = self._step(norm)
         compute_s = self._clock() - started
         data = weights_bytes(self._policy.model)
         return UpdateResult(
@@ -160,12 +159,12 @@ class TrainerCore:
             weights=self._put_weights(data),
             weights_bytes=len(data),
             metrics={
-                "loss": loss,
-                "grad_norm": norm,
+                **metrics,
                 "learning_rate": learning_rate,
-                **update_metrics(packed, values, plan.base_version, self._algorithm),
+                **update_metrics(packed, values, self._algorithm, signal, base_version=plan.base_version),
             },
             compute_s=compute_s,
+            rows=row_updates(packed, values, self._algorithm, signal),
         )
 
     def canary(self, ids: Sequence[IntArray]) -> CanaryScore:
@@ -198,41 +197,88 @@ class TrainerCore:
                 f"token ids reach from {ids_N.min()} to {ids_N.max()}; the vocabulary has {self._policy.vocabulary}"
             )
 
-    def _evaluate(self, packed: PackedBatch, rows: Sequence[int]) -> TokenValues:
-        """Log-probs and entropies of the rows' trained tokens, without gradient; NaN at all other tokens."""
-        values = TokenValues.empty(len(packed.ids_N))
-        with torch.inference_mode():
-            for micro in micro_batches(packed, rows, self._options.micro_batch_tokens):
-                log_p_NV = self._policy.log_distribution(micro)
-                values.set(micro.tokens_N, log_p_NV, log_p_NV.gather(1, micro.targets_N[:, None])[:, 0])
-        return values
+    def _trained(self) -> list[tuple[list[torch.nn.Parameter], torch.optim.Optimizer]]:
+        """Everything that an update moves."""
+        pairs: list[tuple[list[torch.nn.Parameter], torch.optim.Optimizer]] = [(self._parameters, self._optimizer)]
+        if self._critic is not None:
+            pairs.append((self._critic.parameters, self._critic.optimizer))
+        return pairs
 
-    def _gradient(self, packed: PackedBatch) -> tuple[TokenValues, float, float]:
-        """Token values, loss and gradient norm; the gradient lies in the parameters, clipped."""
-        weights_B = token_weights_B(self._algorithm.aggregation, packed.action_tokens_B) * packed.weights_B
-        rows_N = np.repeat(np.arange(len(weights_B)), packed.lengths_B)
-        weights_N = weights_B.astype(np.float32)[rows_N]
-        advantages_N = packed.advantages_B[rows_N]
-        # A row whose advantage or weight is 0 has loss 0 and gradient 0 under any ratio: no backward pass for it.
-        has_gradient_B = (packed.advantages_B != 0) & (weights_B != 0)
-        values = self._known_values(packed, np.flatnonzero(~has_gradient_B).tolist())
+    def _signal(self, packed: PackedBatch) -> tuple[Signal, dict[str, float]]:
+        """What holds for every step of the plan; the critic's gradient then lies in its parameters."""
+        algorithm, everything, metrics = self._algorithm, range(len(packed.transcripts)), {}
+        needs_old = (
+            algorithm.anchor == "old" or algorithm.corrections or algorithm.steps > 1 or self._reference is not None
+        )
+        old = self._known_values(packed, everything) if needs_old else None
+        reference_N = self._reference_logprobs(packed)
+        advantages_N = packed.advantages_B[packed.rows_N]
+        if self._critic is not None:
+            values_N = self._critic.values(packed, everything)
+            penalties_N = None
+            if reference_N is not None and old is not None and algorithm.kl.place == "reward":
+                penalties_N = algorithm.kl.coefficient * penalties(algorithm.kl, old.logprobs_N, reference_N)
+            advantages_N, returns_N = critic_advantages(packed, values_N, penalties_N, algorithm)
+            loss, explained = self._critic.gradient(packed, values_N, returns_N)
+            metrics |= {"value_loss": loss, "value_explained_variance": explained}
+        signal = signal_of(
+            packed,
+            algorithm,
+            advantages_N=advantages_N,
+            old_N=old.logprobs_N if old is not None else None,
+            reference_N=reference_N,
+        )
+        return signal, metrics
+
+    def _steps(self, packed: PackedBatch, signal: Signal, metrics: dict[str, float]) -> tuple[TokenValues, float]:
+        """(values of all rows, each before its own step, learning rate); the version is the next one."""
+        learning_rate = self._algorithm.learning_rate * self._rate(self.version + 1)
+        is_still = self._critic is not None and self.version < self._algorithm.critic.warmup_updates
+        parts = _parts(packed, self._algorithm.steps)
+        values = TokenValues.empty(len(packed.ids_N))
+        losses: list[float] = []
+        norms: list[float] = []
+        for index, in_step_B in enumerate(parts):
+            objective = Objective(packed, self._algorithm, signal, in_step_B)
+            loss, norm = self._gradient(packed, objective, values, is_first=index == 0)
+            losses.append(loss)
+            norms.append(norm)
+            if is_still:
+                self._optimizer.zero_grad(set_to_none=True)
+                continue
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        if self._critic is not None:
+            self._critic.step()
+        metrics |= {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "optimizer_steps": float(len(parts))}
+        floor = self._noise(packed, values, parts[0])
+        if floor is not None:
+            metrics["mismatch_floor"] = floor
+        self.version += 1
+        self._scored = {}
+        return values, 0.0 if is_still else learning_rate
+
+    def _gradient(
+        self, packed: PackedBatch, objective: Objective, values: TokenValues, *, is_first: bool
+    ) -> tuple[float, float]:
+        """(loss, gradient norm) of a step; the gradient lies in the parameters, clipped, and the values are filled in."""
         loss = 0.0
         self._optimizer.zero_grad(set_to_none=False)
-        for micro in micro_batches(packed, np.flatnonzero(has_gradient_B).tolist(), self._options.micro_batch_tokens):
+        for micro in micro_batches(packed, objective.rows, self._options.micro_batch_tokens, self._options.layout):
             log_p_NV = self._policy.log_distribution(micro)
             logprobs_N = log_p_NV.gather(1, micro.targets_N[:, None])[:, 0]
-            token_loss_N = ppo_clip_token_loss(
-                logprobs_N,
-                torch.from_numpy(packed.behavior_logprobs_N[micro.tokens_N]),
-                torch.from_numpy(advantages_N[micro.tokens_N]),
-                clip_low=self._algorithm.clip_low,
-                clip_high=self._algorithm.clip_high,
-            )
-            part = weighted_sum(token_loss_N, torch.from_numpy(weights_N[micro.tokens_N]))
+            part = objective.loss(micro, logprobs_N)
             torch.autograd.backward(part)
             loss += float(part.detach())
             values.set(micro.tokens_N, log_p_NV.detach(), logprobs_N.detach())
-        return values, loss, self._clipped_norm(values, packed.action_mask_N, loss)
+        idle = self._known_values(packed, objective.idle_rows, use_cache=is_first)
+        for row in objective.idle_rows:
+            start, stop = packed.cu_seqlens[row : row + 2].tolist()
+            values.put(start, idle.slice(start, stop))
+        in_step_N = np.isin(packed.rows_N, [*objective.rows, *objective.idle_rows]) & packed.action_mask_N
+        return loss, self._clipped_norm(values, in_step_N, loss)
 
     def _clipped_norm(self, values: TokenValues, mask_N: npt.NDArray[np.bool_], loss: float) -> float:
         """Norm of the gradient before it was clipped. Raises TrainerError when a number is not finite."""
@@ -246,17 +292,37 @@ class TrainerCore:
             raise _rejected(f"the gradient norm is {norm}; nothing was changed")
         return norm
 
-    def _step(self, norm: float) -> float:
-        """The learning rate that the step was made with; the version is the next one."""
-        warmup = min(1.0, (self.version + 1) / max(1, self._options.warmup_updates))
-        learning_rate = self._algorithm.learning_rate * warmup
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self.version += 1
-        self._scored = {}
-        return learning_rate
+    def _noise(self, packed: PackedBatch, values: TokenValues, in_step_B: npt.NDArray[np.bool_]) -> float | None:
+        """Largest difference between two computations of the same log-probs by the same weights; None without a second."""
+        largest = None
+        for row in np.flatnonzero(in_step_B).tolist():
+            known = self._scored.get((packed.transcripts[row], packed.paths[row]))
+            start, stop = packed.cu_seqlens[row : row + 2].tolist()
+            mask_n = packed.action_mask_N[start:stop]
+            if known is not None and mask_n.any():
+                gap = float(np.abs(known.logprobs_N[mask_n] - values.logprobs_N[start:stop][mask_n]).max())
+                largest = max(gap, largest or 0.0)
+        return largest
+
+    def _evaluate(self, policy: Policy, packed: PackedBatch, rows: Sequence[int]) -> TokenValues:
+        """Log-probs and entropies of the rows' trained tokens, without gradient; NaN at all other tokens."""
+        values = TokenValues.empty(len(packed.ids_N))
+        with torch.inference_mode():
+            for micro in micro_batches(packed, rows, self._options.micro_batch_tokens, self._options.layout):
+                log_p_NV = policy.log_distribution(micro)
+                values.set(micro.tokens_N, log_p_NV, log_p_NV.gather(1, micro.targets_N[:, None])[:, 0])
+        return values
+
+    def _reference_logprobs(self, packed: PackedBatch) -> FloatArray | None:
+        """Log-probs [N] of trained tokens under the reference; None without one."""
+        if self._reference is None:
+            return None
+        return self._evaluate(self._reference, packed, range(len(packed.transcripts))).logprobs_N
+
+    def _penalties(self, packed: PackedBatch, values: TokenValues) -> FloatArray | None:
+        """KL values [N] that are taken off rewards; None without a reference."""
+        reference_N = self._reference_logprobs(packed)
+        return None if reference_N is None else penalties(self._algorithm.kl, values.logprobs_N, reference_N)
 
     def _remember(self, packed: PackedBatch, values: TokenValues) -> None:
         """Keeps what `score` found until the next step: the same weights need not score the same row twice."""
@@ -266,15 +332,25 @@ class TrainerCore:
             for row in range(len(packed.transcripts))
         }
 
-    def _known_values(self, packed: PackedBatch, rows: Sequence[int]) -> TokenValues:
+    def _known_values(self, packed: PackedBatch, rows: Sequence[int], *, use_cache: bool = True) -> TokenValues:
         """Values of the rows, from the last `score` under these weights where it had them; NaN elsewhere."""
-        missing = [row for row in rows if (packed.transcripts[row], packed.paths[row]) not in self._scored]
-        values = self._evaluate(packed, missing)
-        for row in rows:
-            known = self._scored.get((packed.transcripts[row], packed.paths[row]))
-            if known is not None:
-                values.put(int(packed.cu_seqlens[row]), known)
+        known = (
+            {row: self._scored.get((packed.transcripts[row], packed.paths[row])) for row in rows} if use_cache else {}
+        )
+        values = self._evaluate(self._policy, packed, [row for row in rows if known.get(row) is None])
+        for row, found in known.items():
+            if found is not None:
+                values.put(int(packed.cu_seqlens[row]), found)
         return values
+
+
+def _parts(packed: PackedBatch, steps: int) -> list[npt.NDArray[np.bool_]]:
+    """Rows of each step: whole groups in order, in as equal shares as they allow; steps without a trained token are none."""
+    names = list(dict.fromkeys(packed.groups))
+    share_of = {name: index * min(steps, len(names)) // len(names) for index, name in enumerate(names)}
+    shares_B = np.array([share_of[group] for group in packed.groups])
+    parts = [shares_B == share for share in range(min(steps, len(names)))]
+    return [part_B for part_B in parts if packed.action_tokens_B[part_B].any()]
 
 
 def _rejected(message: str) -> TrainerError:

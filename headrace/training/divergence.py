@@ -20,6 +20,7 @@ Dimensions: N trained tokens.
 import torch
 from torch import Tensor
 
+from headrace.records.arrays import FloatArray
 from headrace.records.learning import Kl
 
 
@@ -61,3 +62,8 @@ def kl_losses(kl: Kl, logprobs_N: Tensor, reference_N: Tensor, behavior_N: Tenso
         ratio_N = torch.exp(logprobs_N - behavior_N)
         term_N = (ratio_N.detach() if has_square_gradient else ratio_N) * term_N
     return kl.coefficient * term_N
+
+
+def penalties(kl: Kl, logprobs_N: FloatArray, reference_N: FloatArray) -> FloatArray:
+    """The estimator's value of each token, without gradient and without the coefficient; NaN where a log-prob is."""
+    return kl_values(kl, torch.from_numpy(logprobs_N), torch.from_numpy(reference_N)).numpy()

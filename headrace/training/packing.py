@@ -8,6 +8,7 @@ Dimensions: B rows, N tokens of all rows end to end, S segments, T tokens of the
 """
 
 import dataclasses
+import functools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -58,6 +59,11 @@ class PackedTokens:
     def lengths_B(self) -> IntArray:
         """Tokens of each row."""
         return np.diff(self.cu_seqlens)
+
+    @functools.cached_property
+    def rows_N(self) -> npt.NDArray[np.int64]:
+        """Row of each token."""
+        return np.repeat(np.arange(len(self.cu_seqlens) - 1), self.lengths_B)
 
     @property
     def action_tokens_B(self) -> npt.NDArray[np.int64]:

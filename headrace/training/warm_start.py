@@ -143,7 +143,9 @@ def _fresh_policy(model_config: Mapping[str, Any], seed: int, settings: WarmStar
     try:
         config = AutoConfig.for_model(rest.pop("model_type"), **rest)
     except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"model configuration {dict(model_config)!r} names no known model: {str(error)[:120]}") from error
+        raise ConfigError(
+            f"model configuration {dict(model_config)!r} names no known model: {str(error)[:120]}"
+        ) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_key(seed, "warm_start", "weights") % (1 << 63))
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -1,8 +1,8 @@
 """Effective training information of a run, per hour and per resource-hour, with retention by difficulty.
 
 What stands for each factor: groups trained are those whose version was committed; a second group of the same task counts
-nothing; the reward range is [0, 1]; `e` is the effective sample size fraction of the whole batch that trained the group,
-since events carry no finer one; the verdict flip rate is disputed over repeated gradings, and 0 where none was repeated,
+nothing; the reward range is [0, 1]; `e` is the effective sample size fraction of the group's difficulty in the batch that
+trained it, or of the whole batch where the log carries no finer one; the verdict flip rate is disputed over repeated gradings, and 0 where none was repeated,
 which the result says. A group rejected with fewer than two rewards has unknown information: it is counted, not guessed.
 """
 
@@ -235,6 +235,7 @@ def _trained(index: RunIndex, flip_rates: dict[str, float]) -> _Tally:
             seen.add(str(group.task))
         if update.scored is not None:
             fraction = dict.fromkeys((group.difficulty for group in fresh), update.scored.ess_fraction)
+            fraction |= {item.difficulty: item.figures.ess_fraction for item in update.scored.strata}
             for name, value in effective_information(_signals(fresh), fraction, flip_rates).items():
                 tally.by_stratum[name] = tally.by_stratum.get(name, 0.0) + value
         before, total = total, sum(tally.by_stratum.values())
