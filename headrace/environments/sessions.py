@@ -61,13 +61,15 @@ class Session:
 
     Attributes:
         episode: whose.
+        task: what it is asked.
         opened_as: incarnation that the handle carries.
         incarnation: present one; another than `opened_as` once the executor was lost under an action.
         last_output: output of the last call that succeeded; None before the first.
     """
 
-    def __init__(self, episode: EpisodeId, incarnation: str) -> None:
+    def __init__(self, episode: EpisodeId, task: Task, incarnation: str) -> None:
         self.episode = episode
+        self.task = task
         self.opened_as = incarnation
         self.incarnation = incarnation
         self.taken: dict[ActionId, _Taken] = {}
@@ -122,7 +124,7 @@ class SessionEnvironment(abc.ABC):
         self._fence(episode, lease)
         if (old := self._sessions.pop(episode, None)) is not None:
             await self._end(old)
-        session = Session(episode, f"{self.incarnation}.{next(self._opens)}")
+        session = Session(episode, task, f"{self.incarnation}.{next(self._opens)}")
         await self._opened(session, timeout_s)
         self._sessions[episode] = session
         return Handle(episode, session.opened_as)

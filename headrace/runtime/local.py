@@ -15,15 +15,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.config import Config, decode_options
+from headrace.config import Config
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
 from headrace.control.publishing import WORKER
 from headrace.control.recorder import Observer
-from headrace.environments.sandbox.environment import SandboxEnvironment
-from headrace.environments.sandbox.options import SandboxOptions
-from headrace.errors import ConfigError
 from headrace.graders.service import ChildGrader
-from headrace.harness import ChatMLHarness, open_harness
+from headrace.harness import ChatMLHarness
 from headrace.harness.chatml import ASSETS
 from headrace.inference.child import ChildInference
 from headrace.ports import TaskSource
@@ -32,15 +29,15 @@ from headrace.records.arrays import IntArray
 from headrace.records.ids import PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.run import WeightsHeld
+from headrace.runtime.adapters import LocalEnvironment, open_environment, open_harness, open_tasks, start_worker
 from headrace.runtime.folders import BLOBS
+from headrace.runtime.parts import part_files
 from headrace.runtime.placement import GraderPlace, place_grader
 from headrace.runtime.policy import WarmStartReport, prepare_policy
 from headrace.runtime.workers.settings import EngineSettings, TrainerSettings, command
 from headrace.store.sqlite import SqliteJournal
-from headrace.tasks.reasoning_gym import open_tasks
 from headrace.training.child import ChildTrainer, TrainerHello
 
-START_TIMEOUT_S = 120.0
 CANARY_TASKS = 8
 """Prompts whose tokens are the canary."""
 
@@ -73,19 +70,13 @@ async def run_local(run: LocalRun) -> RunSummary:
         environment = open_environment(config)
         stack.push_async_callback(environment.stop)
         await environment.start()
-        tasks = open_tasks(
-            config.tasks.kind,
-            config.tasks.options,
-            seed=config.run.seed,
-            budget=config.budget,
-            environment=config.environment.kind,
-        )
-        harness = open_harness(config.harness.kind, config.harness.options, environment.tools, None)
+        tasks = open_tasks(config)
+        harness = open_harness(config, environment.tools)
         policy = await prepare_policy(config, harness, run.warm_start)
         shutil.copy(ASSETS / "tokenizer.json", folder / "tokenizer.json")
         journal = SqliteJournal(folder, incarnation=f"local-{os.getpid()}")
         stack.push_async_callback(journal.close)
-        place = place_grader(config.grader, environment.isolation)
+        place = place_grader(config.grader, environment.isolation, part_files(config.grader.options))
         workers = await stack.enter_async_context(_workers(config, folder, policy, place))
         hello = msgspec.msgpack.decode(workers.trainer.hello, type=TrainerHello)
         size_bytes = (folder / BLOBS / hello.weights[:2] / hello.weights).stat().st_size
@@ -113,13 +104,6 @@ async def run_local(run: LocalRun) -> RunSummary:
         return await Orchestrator(config, ports, facts, observers=run.observers, watch=watch).run()
 
 
-def open_environment(config: Config) -> SandboxEnvironment:
-    """The environment of a configuration, not yet started. Raises ConfigError."""
-    if config.environment.kind != "sandbox":
-        raise ConfigError(f"environment.kind is {config.environment.kind!r}; known: sandbox")
-    return SandboxEnvironment(decode_options(config.environment.options, SandboxOptions, "environment.options"))
-
-
 def canary_of(tasks: TaskSource, harness: ChatMLHarness) -> list[IntArray]:
     """Fixed token sequences on which engine and trainer are compared: the first held-out prompts."""
     prompts = [harness.open(task) for task in tasks.held_out()[:CANARY_TASKS]]
@@ -142,11 +126,11 @@ async def _workers(config: Config, folder: Path, policy: Path, place: GraderPlac
     )
 
     def start_grader() -> "asyncio.Future[Child]":
-        return asyncio.ensure_future(_start("grader", place.argv))
+        return asyncio.ensure_future(start_worker("grader", place.argv))
 
     starts = [
-        asyncio.ensure_future(_start(WORKER, command("engine", engine_settings))),
-        asyncio.ensure_future(_start("trainer", command("trainer", trainer_settings))),
+        asyncio.ensure_future(start_worker(WORKER, command("engine", engine_settings))),
+        asyncio.ensure_future(start_worker("trainer", command("trainer", trainer_settings))),
         start_grader(),
     ]
     started = await asyncio.gather(*starts, return_exceptions=True)
@@ -165,11 +149,7 @@ async def _workers(config: Config, folder: Path, policy: Path, place: GraderPlac
         await asyncio.gather(*(child.close() for child in children))
 
 
-async def _start(name: str, argv: list[str]) -> Child:
-    return await Child.start(name, argv, start_timeout_s=START_TIMEOUT_S, env={"OMP_NUM_THREADS": "1"})
-
-
-def _isolation(environment: SandboxEnvironment) -> str:
+def _isolation(environment: LocalEnvironment) -> str:
     """How strong the sandbox of this platform is, in one line."""
     found = environment.isolation
     missing = f"; not confined here: {', '.join(found.missing)}" if found.missing else ""

@@ -7,6 +7,7 @@ platform lets it give that right up. The place changes no verdict and no version
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
@@ -34,8 +35,8 @@ class GraderPlace:
     note: str
 
 
-def place_grader(section: GraderSection, isolation: Isolation) -> GraderPlace:
-    """The grader of a configuration on a platform where tools have this isolation.
+def place_grader(section: GraderSection, isolation: Isolation, files: Sequence[Path] = ()) -> GraderPlace:
+    """The grader of a configuration on a platform where tools have this isolation; `files` are parts that it loads.
 
     Raises:
         ConfigError: when the place needs name spaces that this platform does not have.
@@ -56,7 +57,7 @@ def place_grader(section: GraderSection, isolation: Isolation) -> GraderPlace:
         case _:
             assert_never(section.placement)
     uid = _other_uid() if os.geteuid() == 0 and is_readable_by_anyone(through_parents=not has_walls) else None
-    settings = GraderSettings(section.kind, section.options, uid, tuple(map(str, visible())))
+    settings = GraderSettings(section.kind, section.options, uid, tuple(map(str, [*visible(), *files])))
     argv = isolated_python("headrace.runtime.workers.grader", *settings_arguments(settings))
     parts = [
         f"{section.placement}: a process of its own",
@@ -64,7 +65,7 @@ def place_grader(section: GraderSection, isolation: Isolation) -> GraderPlace:
         "as another user" if uid is not None else "as the user of the run",
         "reading installed packages alone" if landlock_version() else "without Landlock",
     ]
-    return GraderPlace(walled(argv) if has_walls else argv, ", ".join(parts))
+    return GraderPlace(walled(argv, files) if has_walls else argv, ", ".join(parts))
 
 
 def _other_uid() -> int:

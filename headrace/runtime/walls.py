@@ -27,8 +27,11 @@ def isolated_python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-B", "-c", code, *arguments]
 
 
-def walled(argv: Sequence[str]) -> list[str]:
-    """The command with walls around it. bubblewrap has to work here, as it does where the tools' sandbox has name spaces."""
+def walled(argv: Sequence[str], files: Sequence[Path] = ()) -> list[str]:
+    """The command with walls around it, and the files inside.
+
+    Bubblewrap has to work here, as it does where the tools' sandbox has name spaces.
+    """
     program = find_bubblewrap()
     assert program is not None
     # Only an ordinary user needs a user name space; root keeps its own and gives the user up later.
@@ -47,6 +50,10 @@ def walled(argv: Sequence[str]) -> list[str]:
             arguments += ["--perms", "0755", "--dir", str(folder)]
         arguments += ["--ro-bind", str(path), str(path)]
     arguments += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108
+    for file in files:  # after the empty /tmp, which may be where one lies
+        for folder in reversed(file.parents[:-1]):
+            arguments += ["--perms", "0755", "--dir", str(folder)]
+        arguments += ["--ro-bind", str(file), str(file)]
     return [*arguments, "--remount-ro", "/", "--chdir", "/", "--", *argv]
 
 

@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import calculator_part
 import pytest
 
+from headrace.config import decode_config
 from headrace.environments.inline import InlineEnvironment
+from headrace.environments.parts.environment import PythonEnvironment
 from headrace.environments.sandbox.environment import SandboxEnvironment
 from headrace.environments.sandbox.options import SandboxOptions
 from headrace.environments.sessions import SessionEnvironment
@@ -18,8 +22,10 @@ from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease
 from headrace.records.ids import ActionId, EpisodeId, GroupId, LeaseToken, Purpose
 from headrace.records.task import Budget, Task
 from headrace.records.terminal import Failure, Success
+from headrace.runtime.adapters import open_environment
 
 TIMEOUT_S = 20.0
+CALCULATOR_PART = Path(calculator_part.__file__)
 TASK = Task("sums", "easy", seed=1, index=0, question="What is 2 + 3?", budget=Budget(), environment="sandbox")
 EPISODE = EpisodeId(GroupId.of(Purpose.TRAIN, 4), 1, 0)
 OTHER = EpisodeId(GroupId.of(Purpose.TRAIN, 4), 2, 0)
@@ -41,7 +47,19 @@ async def sandbox() -> AsyncIterator[SessionEnvironment]:
         await environment.stop()
 
 
-MAKERS = {"inline": inline, "sandbox": sandbox}
+@asynccontextmanager
+async def python() -> AsyncIterator[SessionEnvironment]:
+    options = {"file": str(CALCULATOR_PART), "name": "calculator", "effect": "pure"}
+    environment = open_environment(decode_config({"environment": {"kind": "python", "options": options}}, "contract"))
+    assert isinstance(environment, PythonEnvironment)
+    try:
+        await environment.start()
+        yield environment
+    finally:
+        await environment.stop()
+
+
+MAKERS = {"inline": inline, "sandbox": sandbox, "python": python}
 
 
 def lease(token: int = 1) -> Lease:

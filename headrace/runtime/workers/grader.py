@@ -1,8 +1,8 @@
 """Main of the grader's process: the only one that makes answers."""
 
-from headrace.graders.reasoning_gym import open_grader_core
 from headrace.graders.service import grader_service
 from headrace.processes.serve import Server
+from headrace.runtime.adapters import open_grader_core
 from headrace.runtime.workers.rights import give_up_rights
 from headrace.runtime.workers.settings import GraderSettings, parse
 
