@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
@@ -124,12 +125,27 @@ class Lab:
         self.weights[address] = data
         return address
 
+    def regroup(self, row: BatchRow, ordinal: int) -> BatchRow:
+        """The row's transcript sealed again as one of another group."""
+        transcript = msgspec.msgpack.decode(self.rows[row.transcript], type=Transcript)
+        episode = EpisodeId(GroupId("train", ordinal), transcript.episode.member, 0)
+        moved = msgspec.structs.replace(transcript, episode=episode)
+        self.rows[moved.address] = canonical_bytes(moved)
+        return msgspec.structs.replace(row, transcript=moved.address, group=episode.group)
+
+    @staticmethod
+    def algorithm(**values) -> AlgorithmSection:
+        """A checked learning signal."""
+        section = AlgorithmSection(**values)
+        section.check()
+        return section
+
     def core(self, options: TrainerOptions | None = None, **algorithm) -> TrainerCore:
         ticks = itertools.count()
         return TrainerCore(
             options or TrainerOptions(),
             self.folder,
-            AlgorithmSection(**algorithm),
+            self.algorithm(**algorithm),
             read_row=self.rows.__getitem__,
             put_weights=self.put,
             clock=lambda: float(next(ticks)),

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.algorithms import advantages as adv
 from headrace.algorithms.advantages import RewardTable, group_advantages
+from headrace.records.learning import AdvantageName, EstimatorOptions
 
 FOLDER = Path(__file__).parents[1] / "oracles"
 ORACLE = json.loads((FOLDER / "advantages.json").read_text())
@@ -102,6 +103,55 @@ def test_the_batch_deviation_is_taken_over_all_rewards():
     case = ORACLE["two_groups"]
     flat = [value for group in group_advantages("batch_std", case["rewards"]) for value in group]
     assert close(flat, case["batch_std"])
+
+
+def test_opo_weighs_the_baseline_by_length():
+    case = ORACLE["opo"]
+    assert close(adv.opo(RewardTable.of([case["rewards"]]), [case["lengths"]]).lists()[0], case["opo"])
+    equal = adv.opo(RewardTable.of([case["rewards"]]), [[1] * 4]).lists()[0]
+    assert close(equal, case["wrong_equal_weights"])
+    absent = adv.opo(RewardTable.of([[1.0, None, 0.0]]), [[2, 50, 2]]).lists()[0]
+    assert absent == [0.5, None, -0.5]
+
+
+def test_reinforce_pp_whitens_over_tokens_and_needs_no_group():
+    rewards, lengths = [[1.0], [0.0], [None], [1.0]], [[3], [5], [9], [2]]
+    values = adv.reinforce_pp(RewardTable.of(rewards), lengths).lists()
+    tokens = np.repeat([1.0, 0.0, 1.0], [3, 5, 2])
+    expected = [(value - tokens.mean()) / tokens.std(ddof=1) for value in (1.0, 0.0, 1.0)]
+    assert [values[0][0], values[1][0], values[3][0]] == pytest.approx(expected, abs=1e-6)
+    assert values[2] == [None]
+
+
+def test_every_named_advantage_leaves_absent_members_out():
+    data = adv.MemberData(
+        [[1.0, None, 0.0, 0.0], [0.25, 1.0]],
+        [[3, 7, 2, 2], [4, 1]],
+        [[{"a": 1.0}, None, {"a": 0.0}, {"a": 0.0}], [{"a": 0.25}, {"a": 1.0}]],
+    )
+    for name in get_args(AdvantageName):
+        weights = {"a": 1.0} if name == "gdpo" else {}
+        found = adv.batch_advantages(name, data, EstimatorOptions(component_weights=weights))
+        without = adv.MemberData(
+            [[1.0, 0.0, 0.0], [0.25, 1.0]],
+            [[3, 2, 2], [4, 1]],
+            [[{"a": 1.0}, {"a": 0.0}, {"a": 0.0}], [{"a": 0.25}, {"a": 1.0}]],
+        )
+        alone = adv.batch_advantages(name, without, EstimatorOptions(component_weights=weights))
+        assert found[0][1] is None, name
+        assert [v for group in found for v in group if v is not None] == pytest.approx([v for g in alone for v in g])
+
+
+def test_the_deviation_of_grpo_is_a_named_choice():
+    data = adv.MemberData([ORACLE["mixed_group"]["rewards"]], [[1] * 8], [[None] * 8])
+    population = adv.batch_advantages("grpo", data, EstimatorOptions(ddof=0))
+    assert close(population[0], ORACLE["mixed_group"]["grpo_ddof0"])
+
+
+def test_a_weighted_component_that_a_verdict_lacks_is_refused():
+    data = adv.MemberData([[1.0, 0.0]], [[1, 1]], [[{"a": 1.0}, {"b": 0.0}]])
+    with pytest.raises(ValueError, match="`a` is weighted"):
+        adv.batch_advantages("gdpo", data, EstimatorOptions(component_weights={"a": 1.0}))
 
 
 def test_gdpo_normalises_each_component_before_it_adds_them():

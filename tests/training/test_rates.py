@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -23,7 +24,7 @@ def test_a_falling_rate_still_moves_in_the_last_update(name):
     assert found[0] == 0.5
     assert found[1] == max(found) == 1.0
     assert 0.0 < found[-1] < 0.2
-    assert all(later <= earlier for earlier, later in zip(found[1:], found[2:], strict=False))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(found[1:]))
 
 
 def test_the_cosine_is_the_known_one():
