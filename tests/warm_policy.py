@@ -12,7 +12,7 @@ MODEL = {
     "intermediate_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 4,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
 }

@@ -8,17 +8,20 @@ is frozen, and training goes on from there.
 * Layer 0, heads 0 and 1 attend to the token one and two places back, by biases of queries and keys alone: under rotary
   positions a constant key and a constant query, turned by the offset, score highest exactly there. They write a projection
   of that token into two scratch quarters of the residual stream.
-* Layer 1, heads 0 and 1 score place j by how well (token j-1, token j-2) match (present token, token before it), in the
+* Layer 1, heads 0 and 2 score place j by how well (token j-1, token j-2) match (present token, token before it), in the
   slowest rotary dimensions, and write token j back into the embedding half. Together they write all of it.
 
 Source: Olsson et al., "In-context learning and induction heads" (arXiv 2209.11895), for the circuit; Su et al., "RoFormer"
 (arXiv 2104.09864), for the rotation.
 
+Query heads may share key-value heads in pairs: the first two of layer 0 have the same keys and values anyway.
+
 Dimensions: H hidden size, D head size = H / 4; embeddings fill the first H / 2 dimensions.
 """
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -59,10 +62,11 @@ def lay_induction_circuit(model: Any, generator: torch.Generator) -> None:
         raise ConfigError(
             f"model_type {config.model_type} has no query and key biases; an induction circuit needs them"
         )
-    if len(layers) < 2 or heads != 4 or config.num_key_value_heads != 4 or config.tie_word_embeddings:
+    if len(layers) < 2 or heads != 4 or config.num_key_value_heads not in (2, 4) or config.tie_word_embeddings:
         raise ConfigError(
-            f"an induction circuit needs >= 2 layers, 4 heads, 4 key-value heads and untied embeddings; the model has "
-            f"{len(layers)}, {heads}, {config.num_key_value_heads} and tie_word_embeddings = {config.tie_word_embeddings}"
+            f"an induction circuit needs >= 2 layers, 4 heads, 2 or 4 key-value heads and untied embeddings; the model "
+            f"has {len(layers)}, {heads}, {config.num_key_value_heads} and tie_word_embeddings is "
+            f"{config.tie_word_embeddings}"
         )
     rates = _rotary_rates(config, hidden // heads)
     half = hidden // 2
@@ -71,11 +75,32 @@ def lay_induction_circuit(model: Any, generator: torch.Generator) -> None:
         matrix.zero_()
         matrix[:, :half] = embedding * scale
     basis, _ = torch.linalg.qr(torch.randn(half, half, generator=generator))
+    size = hidden // heads
     for head, offset in ((0, 1), (1, 2)):
-        _attend_back(layers[0], head, offset, rates)
-        _carry_to_scratch(layers[0], head, basis[: hidden // 4], half + head * hidden // 4)
-    for head in (0, 1):
-        _match_and_copy(layers[1], head, basis, rates)
+        place = _Head.of(config, head)
+        _attend_back(layers[0], place, offset, rates)
+        _carry_to_scratch(layers[0], place, basis[:size], half + head * size)
+    for part, head in enumerate((0, 2)):
+        _match_and_copy(layers[1], _Head.of(config, head), part, basis=basis, rates=rates)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Head:
+    """Where a query head and its key-value head lie in the projections.
+
+    Attributes:
+        query: rows of the query projection, and columns of the output projection.
+        key_value: rows of the key and value projections.
+    """
+
+    query: slice
+    key_value: slice
+
+    @classmethod
+    def of(cls, config: Any, head: int) -> Self:
+        size = config.hidden_size // config.num_attention_heads
+        shared = head * config.num_key_value_heads // config.num_attention_heads
+        return cls(slice(head * size, (head + 1) * size), slice(shared * size, (shared + 1) * size))
 
 
 def _rotary_rates(config: Any, size: int) -> Tensor:
@@ -84,52 +109,48 @@ def _rotary_rates(config: Any, size: int) -> Tensor:
     return theta ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
 
 
-def _attend_back(attention: Any, head: int, offset: int, rates: Tensor) -> None:
+def _attend_back(attention: Any, head: _Head, offset: int, rates: Tensor) -> None:
     """Makes a head attend to the token `offset` places back, whatever the tokens are."""
-    size = 2 * len(rates)
-    first = head * size
-    rows = slice(first, first + size)
-    for projection in (attention.q_proj, attention.k_proj):
+    query, key = attention.q_proj, attention.k_proj
+    for projection, rows in ((query, head.query), (key, head.key_value)):
         projection.weight[rows] *= _SHARED_SCALE
         projection.bias[rows] = 0.0
     for pair in torch.nonzero(rates > _FAST).flatten().tolist():
         angle = -float(rates[pair]) * offset
-        attention.k_proj.bias[first + pair] = _OFFSET_BIAS
-        attention.q_proj.bias[first + pair] = _OFFSET_BIAS * math.cos(angle)
-        attention.q_proj.bias[first + len(rates) + pair] = _OFFSET_BIAS * math.sin(angle)
+        key.bias[head.key_value.start + pair] = _OFFSET_BIAS
+        query.bias[head.query.start + pair] = _OFFSET_BIAS * math.cos(angle)
+        query.bias[head.query.start + len(rates) + pair] = _OFFSET_BIAS * math.sin(angle)
 
 
-def _carry_to_scratch(attention: Any, head: int, projection: Tensor, base: int) -> None:
+def _carry_to_scratch(attention: Any, head: _Head, projection: Tensor, base: int) -> None:
     """The head's value is the projected embedding; its output goes to a scratch quarter of its own."""
     size = len(projection)
-    rows = slice(head * size, (head + 1) * size)
-    attention.v_proj.weight[rows] = 0.0
-    attention.v_proj.weight[rows, : projection.shape[1]] = projection
-    attention.o_proj.weight[:, rows] = 0.0
+    attention.v_proj.weight[head.key_value] = 0.0
+    attention.v_proj.weight[head.key_value, : projection.shape[1]] = projection
+    attention.o_proj.weight[:, head.query] = 0.0
     # Normalisation brings an embedding that fills half of the dimensions to sqrt(2) each; undo it.
-    attention.o_proj.weight[base : base + size, rows] = torch.eye(size) * _EMBEDDING_STD / math.sqrt(2.0)
+    attention.o_proj.weight[base : base + size, head.query] = torch.eye(size) * _EMBEDDING_STD / math.sqrt(2.0)
 
 
-def _match_and_copy(attention: Any, head: int, basis: Tensor, rates: Tensor) -> None:
-    """Looks for the place that follows what stands here, and writes the token at that place."""
+def _match_and_copy(attention: Any, head: _Head, part: int, *, basis: Tensor, rates: Tensor) -> None:
+    """Looks for the place that follows what stands here, and writes half `part` of the token at that place."""
     half, pairs = len(basis), len(rates)
     size = 2 * pairs
-    first = head * size
-    rows = slice(first, first + size)
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
+    for projection, rows in ((query, head.query), (key, head.key_value), (value, head.key_value)):
         projection.weight[rows] = 0.0
         projection.bias[rows] = 0.0
     slow = torch.nonzero(rates <= _SLOW).flatten().tolist()
     dimensions = [*slow, *(pairs + pair for pair in slow)]
     scratch_1, scratch_2 = half, half + size
     for index in range(len(dimensions) // 2):
-        near, far = first + dimensions[2 * index], first + dimensions[2 * index + 1]
-        feature = head * (len(dimensions) // 2) + index
-        attention.q_proj.weight[near, :half] = basis[feature] * _MATCH_SCALE
-        attention.k_proj.weight[near, scratch_1 + feature] = _MATCH_SCALE
-        attention.q_proj.weight[far, scratch_1 + feature] = _MATCH_SCALE
-        attention.k_proj.weight[far, scratch_2 + feature] = _MATCH_SCALE
-    part = basis[head * size : (head + 1) * size]
-    attention.v_proj.weight[rows, :half] = part
-    attention.o_proj.weight[:, rows] = 0.0
-    attention.o_proj.weight[:half, rows] = part.T * _EMBEDDING_STD
+        near, far = dimensions[2 * index], dimensions[2 * index + 1]
+        feature = part * (len(dimensions) // 2) + index
+        query.weight[head.query.start + near, :half] = basis[feature] * _MATCH_SCALE
+        key.weight[head.key_value.start + near, scratch_1 + feature] = _MATCH_SCALE
+        query.weight[head.query.start + far, scratch_1 + feature] = _MATCH_SCALE
+        key.weight[head.key_value.start + far, scratch_2 + feature] = _MATCH_SCALE
+    rows_of_part = basis[part * size : (part + 1) * size]
+    value.weight[head.key_value, :half] = rows_of_part
+    attention.o_proj.weight[:, head.query] = 0.0
+    attention.o_proj.weight[:half, head.query] = rows_of_part.T * _EMBEDDING_STD
