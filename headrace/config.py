@@ -289,6 +289,11 @@ class Config(Section, frozen=True):
                 'arrival, set schedule.order = "ordinal"'
             )
         self.algorithm.check()
+        if schedule.group_size == 1 and self.algorithm.advantage not in ("reinforce_pp", "gae"):
+            raise ConfigError(
+                f"schedule.group_size is 1 with algorithm.advantage {self.algorithm.advantage}; a group baseline needs at "
+                "least 2 members, reinforce_pp and gae need none"
+            )
         for name in TimeoutSection.__struct_fields__:
             if not getattr(self.timeouts, name) > 0:
                 raise ConfigError(f"timeouts.{name} is {getattr(self.timeouts, name)}; it must be positive")
