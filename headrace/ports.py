@@ -14,6 +14,7 @@ import msgspec
 from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.checkpoint import Manifest
 from headrace.records.events import Event, Payload
 from headrace.records.execution import IncarnationLost, Lease, Receipt
 from headrace.records.harness import ParsedTurn, ToolSchema
@@ -113,6 +114,16 @@ class Environment(Protocol):
 
         Raises:
             EnvironmentFault: when it cannot be created.
+        """
+        ...
+
+    async def adopt(self, handle: Handle, done: Sequence[tuple[Action, Receipt]], timeout_s: float) -> None:
+        """Takes over what an earlier executor of the episode did: it is never run again, and the claim knows it.
+
+        Only where the actions left nothing else behind, which is where the environment is pure.
+
+        Raises:
+            EnvironmentFault: REJECTED when the environment is not pure or the episode is not open.
         """
         ...
 
@@ -252,12 +263,40 @@ class Trainer(Protocol):
         """Log-probs of fixed sequences under the present weights, joined end to end."""
         ...
 
+    async def save(self, timeout_s: float) -> Manifest:
+        """Everything that the next updates depend on, as durable files; the manifest itself is one of them."""
+        ...
+
+    async def load(self, manifest: Manifest, timeout_s: float) -> None:
+        """Goes on from a saved state.
+
+        Raises:
+            TrainerError: REJECTED when a file is missing, damaged or of another policy or algorithm; nothing has
+                changed then.
+        """
+        ...
+
+    async def replay(self, plan: BatchPlan, weights: Address, timeout_s: float) -> bool:
+        """Computes a plan again; whether it gave exactly the recorded weights.
+
+        Where arithmetic is not reproducible the recorded weights are loaded: a version stands for one content.
+
+        Raises:
+            TrainerError: REJECTED when the plan does not follow from the present version, or other weights were recorded
+                and are not stored.
+        """
+        ...
+
+    async def forget(self, blobs: Sequence[Address], timeout_s: float) -> None:
+        """Removes files of its own that nothing names any more; unknown ones are ignored."""
+        ...
+
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """A content-addressed row that becomes durable together with the event that names it.
 
     Attributes:
-        kind: `task`, `transcript`, `side`, `verdict`, `plan`, `config`.
+        kind: `task`, `transcript`, `side`, `verdict`, `plan`, `config`, `artifact`, `receipt`.
         address: SHA-256 of `data`.
         data: canonical bytes.
     """
@@ -269,6 +308,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 class Journal(Protocol):
     """The append-only event log of one run, with its sealed rows."""
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of this writer: 1 for the first process of the run."""
+        ...
 
     def append(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         """Sequence number of the event, which has its place in the order at once and is durable later.

@@ -8,7 +8,7 @@ import abc
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.errors import EnvironmentFault, Outcome
 from headrace.ports import Handle
@@ -49,9 +49,9 @@ def claim_last_result(final_text: str, last_output: bytes | None) -> Terminal:
 
 
 class _Taken:
-    """An action that the session took: which arguments, and the task that makes its receipt."""
+    """An action that the session took: which arguments, and the task that makes its receipt, or the receipt itself."""
 
-    def __init__(self, arguments_hash: Address, task: "asyncio.Task[Receipt]") -> None:
+    def __init__(self, arguments_hash: Address, task: "asyncio.Future[Receipt]") -> None:
         self.arguments_hash = arguments_hash
         self.task = task
 
@@ -128,6 +128,20 @@ class SessionEnvironment(abc.ABC):
         await self._opened(session, timeout_s)
         self._sessions[episode] = session
         return Handle(episode, session.opened_as)
+
+    async def adopt(self, handle: Handle, done: Sequence[tuple[Action, Receipt]], timeout_s: float) -> None:
+        session = self._session(handle)
+        if session is None or self.effect is not EffectClass.PURE:
+            reason = (
+                "is not open" if session is None else f"is {self.effect.value}; only receipts of a pure one say all"
+            )
+            raise EnvironmentFault(f"{handle.episode} as {handle.incarnation} {reason}", Outcome.REJECTED)
+        for action, receipt in done:
+            known: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+            known.set_result(receipt)
+            session.taken[action.id] = _Taken(action.arguments_hash, known)
+            if receipt.status is ExecutionStatus.OK:
+                session.last_output = receipt.output
 
     async def execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:
         session = self._session(handle)

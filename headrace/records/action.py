@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from headrace.records.execution import Metering
 from headrace.records.ids import ActionId, Address, LeaseToken
 from headrace.records.provenance import address_of
 
@@ -59,10 +60,14 @@ class ActionIntended(msgspec.Struct, frozen=True, gc=False, tag="action_intended
 class ActionCommitted(msgspec.Struct, frozen=True, gc=False, tag="action_committed"):
     """COMMIT: the executor holds a receipt with this digest; the action is never run again.
 
+    The receipt's stored bytes are a row under the digest, so whoever goes on with the episode need not ask anybody.
+
     Attributes:
         action_id: which action.
-        receipt: digest of the receipt's canonical bytes.
+        receipt: digest of the receipt.
+        metering: what the call used.
     """
 
     action_id: ActionId
     receipt: Address
+    metering: Metering = Metering()

@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.records.action import ActionCommitted, ActionIntended, EffectClass
 from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.checkpoint import CheckpointWritten, RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.execution import EpisodeClaimed
 from headrace.records.observation import ActionObserved
@@ -60,6 +61,8 @@ Payload = (
     | CanaryChecked
     | EvaluationStarted
     | EvaluationCompleted
+    | CheckpointWritten
+    | RunResumed
 )
 
 
@@ -76,7 +79,7 @@ class Durability(enum.Enum):
     TELEMETRY = "telemetry"
 
 
-_DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted})
+_DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten})
 _TELEMETRY = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed})
 _REPEATED = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed, SourceExhausted})
 

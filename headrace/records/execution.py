@@ -64,11 +64,24 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     metering: Metering = Metering()
 
     @property
+    def stored(self) -> bytes:
+        """Canonical bytes of everything that a replay gives again; token and metering are left out."""
+        return canonical_bytes((self.action_id, self.status.value, self.output, self.output_bytes, self.revision))
+
+    @property
     def digest(self) -> Address:
-        """Address of everything but the metering, so that a replay gives the same one."""
-        return address_of(
-            canonical_bytes((self.action_id, self.status.value, self.output, self.output_bytes, self.revision))
-        )
+        """Address of the stored bytes."""
+        return address_of(self.stored)
+
+    @classmethod
+    def from_stored(cls, data: bytes, token: LeaseToken, metering: Metering) -> "Receipt":
+        """The receipt of stored bytes. Raises msgspec.DecodeError, or its subclass ValidationError."""
+        action_id, status, output, output_bytes, revision = msgspec.msgpack.decode(data, type=StoredReceipt)
+        return cls(action_id, token, status, output, output_bytes, revision, metering)
+
+
+StoredReceipt = tuple[ActionId, ExecutionStatus, bytes, int, Address | None]
+"""What the stored bytes of a receipt decode to."""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):

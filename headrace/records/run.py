@@ -18,6 +18,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
         wall_clock: ISO 8601 time of the start for people; empty under virtual time.
         resources: what the run may use, by name (`cores`, …); figures are printed per resource-hour.
         notes: what a reader of the figures has to know of the platform, by name (`sandbox`, …).
+        versions: content versions of `harness`, `environment` and `grader`; whoever resumes the run must have the same.
     """
 
     run_id: str
@@ -27,6 +28,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     wall_clock: str
     resources: dict[str, float]
     notes: dict[str, str] = {}
+    versions: dict[str, Address] = {}
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):
@@ -51,7 +53,7 @@ class WorkerState(enum.Enum):
     DOWN = "down"
 
 
-class WorkerStateChanged(msgspec.Struct, frozen=True, tag="worker_state_changed"):
+class WorkerStateChanged(msgspec.Struct, frozen=True, gc=False, tag="worker_state_changed"):
     """A worker left one state for another; telemetry.
 
     Attributes:

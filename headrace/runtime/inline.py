@@ -36,7 +36,7 @@ from headrace.training.inline import InlineTrainer
 
 _PREFILL_TOKENS_PER_S = 50_000.0
 _DECODE_STEP_S = 0.002
-_SEQUENCE_S = {"score": 0.002, "update": 0.006, "canary": 0.001}
+_SEQUENCE_S = {"score": 0.002, "update": 0.006, "canary": 0.001, "save": 0.01, "load": 0.01}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,6 +65,7 @@ class TrainerCost(Section, frozen=True):
         score_s: seconds to score a batch before the update.
         score_s_per_token: seconds for each trained token besides.
         canary_s: seconds to score the canary.
+        save_s: seconds to save a checkpoint, and to load one.
         drift: standard deviation of a token's log-ratio per version of lag; 0 leaves old tokens on policy.
         weights_bytes: size that is reported for a version.
     """
@@ -74,10 +75,11 @@ class TrainerCost(Section, frozen=True):
     score_s: Law = Constant(value=0.0)
     score_s_per_token: float = 0.0
     canary_s: float = 0.0
+    save_s: float = 0.0
     drift: float = 0.0
     weights_bytes: int = 4_000_000
 
     def __post_init__(self) -> None:
-        for name in ("update_s_per_token", "score_s_per_token", "canary_s", "drift", "weights_bytes"):
+        for name in ("update_s_per_token", "score_s_per_token", "canary_s", "save_s", "drift", "weights_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"trainer.{name} is {getattr(self, name)}; it must be >= 0")

@@ -10,6 +10,7 @@ the episode runs nothing.
 import asyncio
 import collections
 import dataclasses
+from collections.abc import Sequence
 
 from headrace.errors import EnvironmentFault, Outcome
 from headrace.ports import Handle
@@ -126,6 +127,15 @@ class SimulatedEnvironment:
         world.incarnation = f"{self.incarnation}.{self._openings}"
         self._worlds[episode] = world
         return Handle(episode, world.incarnation)
+
+    async def adopt(self, handle: Handle, done: Sequence[tuple[Action, Receipt]], timeout_s: float) -> None:
+        world = self._world(handle)
+        if self.effect is not EffectClass.PURE:
+            raise _fault(
+                f"{handle.episode} is {self.effect.value}; only receipts of a pure one say all", Outcome.REJECTED
+            )
+        for action, receipt in done:
+            world.runs[action.id] = _Run(receipt, action.arguments_hash, asyncio.get_running_loop().time())
 
     async def execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:
         self._fence(handle.episode, lease)

@@ -8,6 +8,7 @@ from headrace.ports import Environment, Grader, Handle, Inference, Trainer, Turn
 from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.checkpoint import Manifest
 from headrace.records.execution import IncarnationLost, Lease, Receipt
 from headrace.records.harness import ToolSchema
 from headrace.records.ids import ActionId, Address, EpisodeId, PolicyRef
@@ -82,6 +83,9 @@ class FaultyEnvironment(Interposed[Environment]):
     async def open(self, task: Task, episode: EpisodeId, lease: Lease, timeout_s: float) -> Handle:
         return await self.call("open", lambda: self.inner.open(task, episode, lease, timeout_s), timeout_s)
 
+    async def adopt(self, handle: Handle, done: Sequence[tuple[Action, Receipt]], timeout_s: float) -> None:
+        await self.call("adopt", lambda: self.inner.adopt(handle, done, timeout_s), timeout_s)
+
     async def execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:
         return await self.call("execute", lambda: self.inner.execute(handle, action, lease, timeout_s), timeout_s)
 
@@ -140,3 +144,15 @@ class FaultyTrainer(Interposed[Trainer]):
 
     async def canary(self, ids: Sequence[IntArray], timeout_s: float) -> CanaryScore:
         return await self.call("canary", lambda: self.inner.canary(ids, timeout_s), timeout_s)
+
+    async def save(self, timeout_s: float) -> Manifest:
+        return await self.call("save", lambda: self.inner.save(timeout_s), timeout_s)
+
+    async def load(self, manifest: Manifest, timeout_s: float) -> None:
+        await self.call("load", lambda: self.inner.load(manifest, timeout_s), timeout_s)
+
+    async def replay(self, plan: BatchPlan, weights: Address, timeout_s: float) -> bool:
+        return await self.call("replay", lambda: self.inner.replay(plan, weights, timeout_s), timeout_s)
+
+    async def forget(self, blobs: Sequence[Address], timeout_s: float) -> None:
+        await self.call("forget", lambda: self.inner.forget(blobs, timeout_s), timeout_s)

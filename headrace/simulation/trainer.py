@@ -15,7 +15,9 @@ import numpy as np
 from headrace.errors import IntegrityError, Outcome, TrainerError
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.checkpoint import Manifest
 from headrace.records.ids import Address, PolicyId
+from headrace.records.provenance import content_version
 from headrace.records.segment import Origin
 from headrace.records.streams import stream
 from headrace.records.trajectory import Transcript
@@ -24,6 +26,8 @@ from headrace.simulation.costs import TrainerCost
 from headrace.simulation.device import SharedDevice
 from headrace.simulation.pending import PendingCalls
 from headrace.simulation.weights import SimulatedWeights, WeightShelf
+
+_ALGORITHM = content_version("simulated trainer")
 
 
 class TrainedTokens(msgspec.Struct, frozen=True):
@@ -150,6 +154,46 @@ class SimulatedTrainer:
             logprobs=Float32Bytes(b"".join(held.logprobs(ids_T) for ids_T in ids)),
             kl_to_previous=self._cost.drift**2 / 2 if self.version else None,
         )
+
+    async def save(self, timeout_s: float) -> Manifest:
+        self._require(self.version)
+        await self._compute(self._cost.save_s, timeout_s, "save")
+        return Manifest(
+            policy_id=self._policy_id,
+            version=self.version,
+            weights=self.weights,
+            parts={},
+            size_bytes=self._cost.weights_bytes,
+            scheduler="none",
+            algorithm=_ALGORITHM,
+        )
+
+    async def load(self, manifest: Manifest, timeout_s: float) -> None:
+        await self._compute(self._cost.save_s, timeout_s, "load")
+        try:
+            held = self._shelf.read(manifest.weights)
+        except (KeyError, IntegrityError) as error:
+            raise _rejected(f"checkpoint of version {manifest.version} cannot be loaded: {error}") from error
+        if (held.policy_id, held.version) != (self._policy_id, manifest.version):
+            raise _rejected(f"checkpoint of {manifest.policy_id}@{manifest.version}: the weights are those of {held}")
+        self.version, self.weights = held.version, manifest.weights
+
+    async def replay(self, plan: BatchPlan, weights: Address, timeout_s: float) -> bool:
+        result = await self.update(plan, timeout_s)
+        if result.weights == weights:
+            return True
+        try:
+            self._shelf.read(weights)
+        except (KeyError, IntegrityError) as error:
+            raise _rejected(
+                f"update {plan.update} was recorded as {weights}, which cannot be loaded: {error}"
+            ) from error
+        self.weights = weights
+        return False
+
+    async def forget(self, blobs: Sequence[Address], timeout_s: float) -> None:
+        for address in blobs:
+            self._shelf.remove(address)
 
     def crash(self) -> None:
         """The process dies: what it computes is lost, and it refuses everything until `restart`."""

@@ -62,6 +62,10 @@ class WeightShelf:
         except msgspec.DecodeError as error:
             raise IntegrityError(f"weights {address}: {error}") from error
 
+    def remove(self, address: Address) -> None:
+        """Takes the weights off the shelf, if they are there."""
+        self._data.pop(address, None)
+
     def damage(self, address: Address) -> None:
         """Flips one bit of the stored bytes: a fault to be found by whoever loads them."""
         data = bytearray(self._data[address])

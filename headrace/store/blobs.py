@@ -103,6 +103,13 @@ class FileBlobs:
             raise IntegrityError(f"blob {place}: bytes hash to {actual}; the copy is damaged")
         return place.stat().st_size
 
+    def remove(self, address: Address) -> None:
+        """Removes the blob if it is stored. Raises StoreError when the file cannot be removed."""
+        try:
+            self._disk.remove(self._place(address))
+        except OSError as error:
+            raise StoreError(f"blob {address} cannot be removed: {error}") from error
+
     def addresses(self) -> Iterator[Address]:
         """Every stored address, in order. Files whose name is no address are left out."""
         for place in sorted(self._root.glob("??/*")):

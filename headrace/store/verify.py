@@ -8,6 +8,7 @@ that whatever an event names exists; every blob against its address; and the law
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from headrace.config import Config
 from headrace.errors import HeadraceError, IntegrityError
 from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed
 from headrace.records.events import Event, is_once, kind_of
+from headrace.records.execution import StoredReceipt
 from headrace.records.ids import Address
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of, canonical_bytes, check_address
@@ -31,10 +33,11 @@ from headrace.store.reader import JournalReader, StoredEvent, StoredRow, decode_
 BLOBS_NAME = "blobs"
 """Name of the blob folder within a run's folder."""
 
-ROW_TYPES: dict[str, type] = {
+ROW_TYPES: dict[str, Any] = {
     "artifact": bytes,
     "config": Config,
     "plan": BatchPlan,
+    "receipt": StoredReceipt,
     "side": SideRecord,
     "task": Task,
     "transcript": Transcript,

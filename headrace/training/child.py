@@ -14,6 +14,7 @@ from headrace.processes.child import Child
 from headrace.processes.serve import ParentGone, Server
 from headrace.records.arrays import Int32Bytes, IntArray, as_int32, int32_bytes
 from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.checkpoint import Manifest
 from headrace.records.ids import Address, PolicyId
 from headrace.records.update import CanaryScore, RowScore, UpdateResult
 from headrace.training.core import TrainerCore
@@ -57,6 +58,18 @@ class CanaryCall(msgspec.Struct, frozen=True):
     ids: tuple[Int32Bytes, ...]
 
 
+class ReplayCall(msgspec.Struct, frozen=True):
+    """Arguments of `replay`.
+
+    Attributes:
+        plan: what to compute again.
+        weights: what it gave.
+    """
+
+    plan: BatchPlan
+    weights: Address
+
+
 def hello_of(core: TrainerCore) -> bytes:
     """The hello of a child that holds this core; stores its weights."""
     return msgspec.msgpack.encode(TrainerHello(core.policy_id, core.version, core.export(), core.copies))
@@ -93,6 +106,15 @@ def _answer(core: TrainerCore, method: str, payload: bytes) -> bytes:
             result = core.canary([as_int32(ids) for ids in msgspec.msgpack.decode(payload, type=CanaryCall).ids])
         case "export":
             result = core.export()
+        case "save":
+            result = core.save()
+        case "load":
+            result = core.load(msgspec.msgpack.decode(payload, type=Manifest))
+        case "replay":
+            call = msgspec.msgpack.decode(payload, type=ReplayCall)
+            result = core.replay(call.plan, call.weights)
+        case "forget":
+            result = core.forget(msgspec.msgpack.decode(payload, type=list[Address]))
         case _:
             raise TrainerError(f"a trainer has no method {method!r}", Outcome.REJECTED)
     return msgspec.msgpack.encode(result)
@@ -122,6 +144,18 @@ class ChildTrainer:
     async def canary(self, ids: Sequence[IntArray], timeout_s: float) -> CanaryScore:
         call = CanaryCall(tuple(int32_bytes(sequence) for sequence in ids))
         return await self._call("canary", call, timeout_s, CanaryScore)
+
+    async def save(self, timeout_s: float) -> Manifest:
+        return await self._call("save", None, timeout_s, Manifest)
+
+    async def load(self, manifest: Manifest, timeout_s: float) -> None:
+        await self._call("load", manifest, timeout_s, None)
+
+    async def replay(self, plan: BatchPlan, weights: Address, timeout_s: float) -> bool:
+        return await self._call("replay", ReplayCall(plan, weights), timeout_s, bool)
+
+    async def forget(self, blobs: Sequence[Address], timeout_s: float) -> None:
+        await self._call("forget", list(blobs), timeout_s, None)
 
     async def export(self, timeout_s: float) -> Address:
         """Address of the present weights, which now lie in the store."""

@@ -11,6 +11,7 @@ Dimensions: B rows, N tokens of all rows (or of a micro-batch), V vocabulary.
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,20 @@ from headrace.config import AlgorithmSection
 from headrace.errors import IntegrityError, Outcome, TrainerError
 from headrace.records.arrays import FloatArray, IntArray
 from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.checkpoint import Manifest
 from headrace.records.ids import Address, PolicyId
+from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.update import CanaryScore, RowScore, UpdateResult
 from headrace.training.canary import Canary
+from headrace.training.checkpoint import (
+    load_optimizer,
+    load_random,
+    load_tensors,
+    optimizer_bytes,
+    random_bytes,
+    read_optimizer,
+    tensors_bytes,
+)
 from headrace.training.critic import Critic, critic_advantages
 from headrace.training.divergence import penalties
 from headrace.training.metrics import TokenValues, row_scores, row_updates, update_metrics
@@ -32,9 +44,21 @@ from headrace.training.packing import PackedBatch, pack, read_transcripts
 from headrace.training.policy import Policy, micro_batches
 from headrace.training.rates import rate_factors
 from headrace.training.snapshot import Snapshot
-from headrace.training.weights import weights_bytes
+from headrace.training.weights import load_weights, weights_bytes
 
-__all__ = ["TrainerCore", "TrainerOptions"]
+__all__ = ["Files", "TrainerCore", "TrainerOptions"]
+
+
+class Files(Protocol):
+    """Files by content address, as `store.blobs.FileBlobs` has them."""
+
+    def read(self, address: Address) -> bytes:
+        """Bytes of a file, checked against the address. Raises KeyError or IntegrityError."""
+        ...
+
+    def remove(self, address: Address) -> None:
+        """Removes a file if it is there."""
+        ...
 
 
 class TrainerCore:
@@ -55,6 +79,7 @@ class TrainerCore:
         put_weights: Callable[[bytes], Address],
         clock: Callable[[], float],
         policy_id: PolicyId = PolicyId("policy"),  # noqa: B008 - a NewType of str
+        files: Files | None = None,
     ) -> None:
         """Loads version 0 from the folder.
 
@@ -66,6 +91,7 @@ class TrainerCore:
             put_weights: stores a weights file, returns its address.
             clock: seconds; only `compute_s` depends on it.
             policy_id: plans for another policy are refused.
+            files: where checkpoints are read from; None can write them and load none.
 
         Raises:
             ConfigError: when the folder holds no policy, or one that cannot be computed as the options say.
@@ -78,6 +104,7 @@ class TrainerCore:
         self._read_row = read_row
         self._put_weights = put_weights
         self._clock = clock
+        self._files = files
         self._policy = Policy.load(policy_dir)
         self._policy.use(options.layout, options.precision)
         self._rate = rate_factors(options)
@@ -181,6 +208,90 @@ class TrainerCore:
     def export(self) -> Address:
         """Address of the present weights, which now lie in the store."""
         return self._put_weights(weights_bytes(self._policy.model))
+
+    def save(self) -> Manifest:
+        """Everything that the next updates depend on, in the store."""
+        parts = {"optimizer": optimizer_bytes(self._optimizer), "random": random_bytes()}
+        if self._critic is not None:
+            parts |= {
+                "critic": tensors_bytes(self._critic.parameters),
+                "critic_optimizer": optimizer_bytes(self._critic.optimizer),
+            }
+        weights = weights_bytes(self._policy.model)
+        manifest = Manifest(
+            policy_id=self.policy_id,
+            version=self.version,
+            weights=self._put_weights(weights),
+            parts={name: self._put_weights(data) for name, data in parts.items()},
+            size_bytes=len(weights) + sum(map(len, parts.values())),
+            scheduler=self._options.scheduler,
+            algorithm=address_of(canonical_bytes(self._algorithm)),
+        )
+        # Last, so that a manifest in the store names files that are there.
+        self._put_weights(manifest.to_json())
+        return manifest
+
+    def load(self, manifest: Manifest) -> None:
+        """Goes on from a saved state.
+
+        Raises:
+            TrainerError: REJECTED when a file is missing or damaged, or the state is not this trainer's; nothing has changed
+                then.
+        """
+        ours = (self.policy_id, self._options.scheduler, address_of(canonical_bytes(self._algorithm)))
+        if (manifest.policy_id, manifest.scheduler, manifest.algorithm) != ours:
+            raise _rejected(f"checkpoint of version {manifest.version} is of another policy, schedule or algorithm")
+        before = Snapshot.of(self._trained())
+        try:
+            weights = self._read_file(manifest.weights)
+            parts = {name: self._read_file(address) for name, address in manifest.parts.items()}
+            moments = {
+                name: read_optimizer(parameters, parts[name]) for name, (parameters, _) in self._optimizers().items()
+            }
+            load_weights(self._policy.model, weights)
+            if self._critic is not None:
+                load_tensors(self._critic.parameters, parts["critic"])
+            load_random(parts["random"])
+        except (KeyError, IntegrityError) as error:
+            before.restore()
+            raise _rejected(f"checkpoint of version {manifest.version} cannot be loaded: {error}") from error
+        for name, (_, optimizer) in self._optimizers().items():
+            load_optimizer(optimizer, moments[name])
+        self.version, self._scored, self._canary = manifest.version, {}, Canary(self._policy)
+
+    def replay(self, plan: BatchPlan, weights: Address) -> bool:
+        """Computes a plan again; whether it gave exactly the recorded weights, which this trainer holds in any case.
+
+        Raises:
+            TrainerError: as `update`, and REJECTED when weights that differ from the recorded ones cannot be loaded.
+        """
+        # Scored first, as it was the first time: an update may go by what scoring remembered.
+        self.score(plan.rows, plan.base_version)
+        result = self.update(plan)
+        if result.weights == weights:
+            return True
+        try:
+            load_weights(self._policy.model, self._read_file(weights))
+        except (KeyError, IntegrityError) as error:
+            raise _rejected(
+                f"update {plan.update} was recorded as {weights}, which cannot be loaded: {error}"
+            ) from error
+        return False
+
+    def forget(self, blobs: Sequence[Address]) -> None:
+        """Removes files that nothing names any more."""
+        if self._files is not None:
+            for address in blobs:
+                self._files.remove(address)
+
+    def _read_file(self, address: Address) -> bytes:
+        if self._files is None:
+            raise KeyError(f"no store to read {address} from")
+        return self._files.read(address)
+
+    def _optimizers(self) -> dict[str, tuple[list[torch.nn.Parameter], torch.optim.Optimizer]]:
+        """Optimizers with their parameters, by the name of their part in a checkpoint."""
+        return dict(zip(("optimizer", "critic_optimizer"), self._trained(), strict=False))
 
     def _packed(self, rows: Sequence[BatchRow]) -> PackedBatch:
         try:

@@ -14,6 +14,8 @@ from typing import TypeVar
 from headrace.errors import TrainerError
 from headrace.records.arrays import IntArray
 from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.checkpoint import Manifest
+from headrace.records.ids import Address
 from headrace.records.update import CanaryScore, RowScore, UpdateResult
 from headrace.training.core import TrainerCore
 
@@ -28,7 +30,8 @@ class InlineTrainer:
 
         Args:
             core: does the work.
-            cost_s: seconds that a call takes, from its name (`score`, `update`, `canary`) and its number of sequences.
+            cost_s: seconds that a call takes, from its name (`score`, `update`, `canary`, `save`, `load`) and its number of
+                sequences; a checkpoint counts as one.
         """
         self._core = core
         self._cost_s = cost_s
@@ -42,6 +45,18 @@ class InlineTrainer:
 
     async def canary(self, ids: Sequence[IntArray], timeout_s: float) -> CanaryScore:
         return await self._call("canary", len(ids), timeout_s, lambda: self._core.canary(ids))
+
+    async def save(self, timeout_s: float) -> Manifest:
+        return await self._call("save", 1, timeout_s, self._core.save)
+
+    async def load(self, manifest: Manifest, timeout_s: float) -> None:
+        await self._call("load", 1, timeout_s, lambda: self._core.load(manifest))
+
+    async def replay(self, plan: BatchPlan, weights: Address, timeout_s: float) -> bool:
+        return await self._call("update", len(plan.rows), timeout_s, lambda: self._core.replay(plan, weights))
+
+    async def forget(self, blobs: Sequence[Address], timeout_s: float) -> None:
+        await self._call("save", 0, timeout_s, lambda: self._core.forget(blobs))
 
     async def _call(self, method: str, size: int, timeout_s: float, run: Callable[[], T]) -> T:
         """The core's answer. Raises TrainerError LOST at the deadline: a caller cannot know how far a trainer came."""

@@ -18,14 +18,16 @@ def main() -> None:
     """Serves one trainer."""
     settings, fd = parse(TrainerSettings)
     run = Path(settings.run)
+    blobs = FileBlobs(run / BLOBS)
     core = TrainerCore(
         decode_options(settings.options, TrainerOptions, "trainer.options"),
         Path(settings.policy),
         settings.algorithm,
         read_row=open_reader(run).read,
-        put_weights=FileBlobs(run / BLOBS).put,
+        put_weights=blobs.put,
         clock=time.monotonic,
         policy_id=PolicyId(settings.policy_id),
+        files=blobs,
     )
     serve_trainer(core, Server(fd, hello_of(core)))
 
