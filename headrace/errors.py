@@ -69,6 +69,10 @@ class GraderError(BoundaryError):
     boundary = "grader"
 
 
+class GraderTimeout(GraderError):
+    """No verdict came within the deadline."""
+
+
 class TrainerError(BoundaryError):
     """The trainer did not score, update, export or load."""
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from headrace.control.recorder import Recorder, WorkerClock, sealed_row
 from headrace.control.sealing import Sealed
-from headrace.errors import GraderError, IntegrityError
+from headrace.errors import GraderError, GraderTimeout, IntegrityError
 from headrace.ports import Grader
 from headrace.records.ids import Address
 from headrace.records.task import Task
@@ -72,24 +72,28 @@ class Grading:
 
     async def _ask(self, submissions: Sequence[Submission]) -> dict[Address, Verdict]:
         """A verdict for every submission: the grader's, or why there is none."""
+        cause = UnscoredCause.GRADER_CRASH
         self._clock.enter()
         try:
             answers = await self._grader.grade(submissions, self._timeout_s)
             fault = "the grader left the submission out"
         except GraderError as error:
             answers, fault = [], str(error)
+            if isinstance(error, GraderTimeout):
+                cause = UnscoredCause.GRADER_TIMEOUT
         finally:
             self._clock.leave()
         by_transcript = {verdict.transcript: verdict for verdict in answers}
         return {
-            submission.transcript: self._valid(by_transcript.get(submission.transcript), submission, fault)
+            submission.transcript: self._valid(
+                by_transcript.get(submission.transcript), submission, Unscored(cause, fault)
+            )
             for submission in submissions
         }
 
-    def _valid(self, verdict: Verdict | None, submission: Submission, fault: str) -> Verdict:
+    def _valid(self, verdict: Verdict | None, submission: Submission, absent: Unscored) -> Verdict:
         if verdict is None:
-            outcome = Unscored(UnscoredCause.GRADER_CRASH, fault)
-            return Verdict(submission.transcript, self._grader.version, outcome)
+            return Verdict(submission.transcript, self._grader.version, absent)
         try:
             verdict.check()
         except IntegrityError as error:

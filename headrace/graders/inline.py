@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from headrace.errors import GraderError
+from headrace.errors import GraderTimeout
 from headrace.graders.service import GraderCore, verdict_of
 from headrace.records.ids import Address
 from headrace.records.verdict import Submission, Verdict
@@ -39,5 +39,5 @@ class InlineGrader:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(sum(map(self._latency, submissions)))
         except TimeoutError as error:
-            raise GraderError(f"{len(submissions)} submissions were not graded within {timeout_s} s") from error
+            raise GraderTimeout(f"{len(submissions)} submissions were not graded within {timeout_s} s") from error
         return [verdict_of(self._core, submission) for submission in submissions]

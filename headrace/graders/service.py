@@ -2,7 +2,8 @@
 
 Invariant: every submission gets one verdict or the caller gets a `GraderError`. What comes from the child is data: a verdict
 that cannot be read, breaks its schema or is of another grader becomes `Unscored` for its submission alone. Verdicts that
-came before the child was lost are kept.
+came before the child was lost are kept. Calls have the child one after another, so that a submission which kills or hangs
+it costs no other call its verdict.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from headrace.errors import GraderError, IntegrityError, Outcome, ProcessError
+from headrace.errors import GraderError, GraderTimeout, IntegrityError, Outcome, ProcessError
 from headrace.processes.child import Child
 from headrace.processes.serve import Call, ParentGone, Server
 from headrace.records.ids import Address
@@ -74,7 +75,7 @@ class ChildGrader:
         self._version = _version_of(child)
         self._child: Child | None = child
         self._respawn = respawn
-        self._starting = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self.num_restarts = 0
 
     @property
@@ -86,8 +87,13 @@ class ChildGrader:
         return "episode"
 
     async def grade(self, submissions: Sequence[Submission], timeout_s: float) -> list[Verdict]:
+        """The port's; the deadline counts from the turn of this call, and each before it is bound by its own."""
         if not submissions:
             return []
+        async with self._turn:
+            return await self._grade(submissions, timeout_s)
+
+    async def _grade(self, submissions: Sequence[Submission], timeout_s: float) -> list[Verdict]:
         deadline = asyncio.get_running_loop().time() + timeout_s
         child = await self._living(timeout_s)
         verdicts: dict[Address, Verdict] = {}
@@ -98,10 +104,10 @@ class ChildGrader:
             async for item in items:
                 self._take(item, wanted, verdicts)
         except ProcessError as error:
+            is_late = asyncio.get_running_loop().time() >= deadline
             await self._lose(child)
             if not verdicts:
-                raise GraderError(str(error), error.outcome) from error
-            is_late = asyncio.get_running_loop().time() >= deadline
+                raise (GraderTimeout if is_late else GraderError)(str(error), error.outcome) from error
             cause = UnscoredCause.GRADER_TIMEOUT if is_late else UnscoredCause.GRADER_CRASH
             detail = str(error)
         return [
@@ -133,22 +139,21 @@ class ChildGrader:
         verdicts[graded.transcript] = verdict
 
     async def _living(self, timeout_s: float) -> Child:
-        """The running child, started again if it was lost."""
-        async with self._starting:
-            if self._child is None:
-                if self._respawn is None:
-                    raise GraderError("the grader is gone and nothing starts another one", Outcome.REJECTED)
-                self.num_restarts += 1
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        child = await self._respawn()
-                except (ProcessError, TimeoutError) as error:
-                    raise GraderError(f"the grader did not start again: {error}", Outcome.REJECTED) from error
-                if _version_of(child) != self._version:
-                    await child.close(grace_s=0.0)
-                    raise GraderError("the grader that started again is of another version", Outcome.REJECTED)
-                self._child = child
-            return self._child
+        """The running child, started again if it was lost. Only the call whose turn it is asks."""
+        if self._child is None:
+            if self._respawn is None:
+                raise GraderError("the grader is gone and nothing starts another one", Outcome.REJECTED)
+            self.num_restarts += 1
+            try:
+                async with asyncio.timeout(timeout_s):
+                    child = await self._respawn()
+            except (ProcessError, TimeoutError) as error:
+                raise GraderError(f"the grader did not start again: {error}", Outcome.REJECTED) from error
+            if _version_of(child) != self._version:
+                await child.close(grace_s=0.0)
+                raise GraderError("the grader that started again is of another version", Outcome.REJECTED)
+            self._child = child
+        return self._child
 
     async def _lose(self, child: Child, grace_s: float = 0.0) -> None:
         # A child that missed a deadline is stuck in one submission, and every later one would wait behind it.
