@@ -16,8 +16,8 @@ install: $(VENV)/installed ## the locked environment in .venv
 $(VENV)/installed: requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 	@echo "Installing the locked environment (torch is large: a minute or two) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --requirement requirements.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 train: install ## the main job: warm start, GRPO on tool tasks, held-out success, a report (ARGS="run.seed=1" overrides)
