@@ -105,13 +105,18 @@ def sit(figure: Figure, sides: Sequence[Side], repeats: int) -> dict[str, float]
             gc.collect()
             values[side.name].append(side.run() * figure.scale)
     medians = {name: statistics.median(runs) for name, runs in values.items()}
-    _print(figure, sides, values, medians, repeats)
+    _print(figure, sides, values, medians, repeats=repeats)
     _write(figure, sides, values, medians)
     return medians
 
 
 def _print(
-    figure: Figure, sides: Sequence[Side], values: Mapping[str, list[float]], medians: Mapping[str, float], repeats: int
+    figure: Figure,
+    sides: Sequence[Side],
+    values: Mapping[str, list[float]],
+    medians: Mapping[str, float],
+    *,
+    repeats: int,
 ) -> None:
     load = os.getloadavg()[0]
     print(f"\n{figure.id}  {figure.what}")

@@ -16,7 +16,13 @@ PEERS = Path(__file__).parent.parent / "peers"
 
 
 def peer_side(
-    name: str, script: str, python: Path | None, data: Path, check: Callable[[dict[str, Any]], None], published: float
+    name: str,
+    script: str,
+    python: Path | None,
+    data: Path,
+    *,
+    check: Callable[[dict[str, Any]], None],
+    published: float,
 ) -> Side:
     """The side of a peer; absent, with the reason, where it cannot be run.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.environments.tools import CALCULATOR
+from headrace.environments.tools import CALCULATOR, PYTHON
 from headrace.harness import ChatMLHarness, open_harness
 from headrace.records.arrays import Float32Bytes, Int32Bytes, float32_bytes, int32_bytes
 from headrace.records.ids import EpisodeId, GroupId, Purpose
@@ -30,7 +30,23 @@ SAMPLED_TOKENS = EPISODES * ((TURNS - 1) * CALL_TOKENS + FINAL_TOKENS)
 UNGRADED_EVERY = 50
 """The grader declines every so many episodes: its reward is absent, which is not 0."""
 
-_WORDS = "the sum of all terms is first then add next take product result is value number and so we get it now".split()
+_WORDS = [
+    "the",
+    "sum",
+    "of",
+    "all",
+    "terms",
+    "is",
+    "first",
+    "then",
+    "add",
+    "next",
+    "take",
+    "value",
+    "number",
+    "and",
+    "so",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +118,13 @@ class Load:
 
 def fresh_harness() -> ChatMLHarness:
     """A harness whose caches are empty."""
-    return open_harness("chatml", {}, (CALCULATOR,))
+    return open_harness("chatml", {}, (CALCULATOR, PYTHON))
 
 
-def make_load(harness: ChatMLHarness, groups: int = GROUPS) -> Load:
+def make_load(harness: ChatMLHarness, groups: int = GROUPS, tool: str = CALCULATOR.name) -> Load:
     """The load, with lengths asserted."""
     tasks = tuple(_task(harness, ordinal) for ordinal in range(groups))
-    episodes = tuple(_episode(harness, ordinal, member) for ordinal in range(groups) for member in range(MEMBERS))
+    episodes = tuple(_episode(harness, ordinal, member, tool) for ordinal in range(groups) for member in range(MEMBERS))
     for task in tasks:
         assert sum(map(len, harness.open(task))) == PROMPT_TOKENS
     assert len({turn.ids for episode in episodes for turn in episode.turns}) == groups * MEMBERS * TURNS
@@ -131,23 +147,26 @@ def _asking(question: str, ordinal: int) -> Task:
     return Task("workload", "one", 7, ordinal, question, Budget(episode_tokens=1024), "inline")
 
 
-def _episode(harness: ChatMLHarness, ordinal: int, member: int) -> Episode:
+def _episode(harness: ChatMLHarness, ordinal: int, member: int, tool: str) -> Episode:
     draws = stream(7, "workload", "episode", ordinal, member)
     identity = EpisodeId(GroupId.of(Purpose.TRAIN, ordinal), member, 0)
     turns = []
     for _ in range(TURNS - 1):
         left, right = (int(n) for n in draws.integers(100, 1000, 2))
-        call = json.dumps({"name": "calculator", "arguments": {"expression": f"{left}+{right}"}})
-        turns.append(_turn(harness, draws, "", [call], CALL_TOKENS, str(left + right)))
+        said = {"expression": f"{left}+{right}"} if tool == CALCULATOR.name else {"code": f"print({left}+{right})"}
+        call = json.dumps({"name": tool, "arguments": said})
+        turns.append(_turn(harness, draws, "", [call], num_tokens=CALL_TOKENS, output=str(left + right)))
     number = ordinal * MEMBERS + member
     is_solved = bool(draws.random() < 0.5)
-    turns.append(_turn(harness, draws, f" answer {number if is_solved else 'unknown'}", (), FINAL_TOKENS, ""))
+    turns.append(
+        _turn(harness, draws, f" answer {number if is_solved else 'unknown'}", (), num_tokens=FINAL_TOKENS, output="")
+    )
     reward = None if number % UNGRADED_EVERY == 0 else float(is_solved)
     return Episode(identity, tuple(turns), reward)
 
 
 def _turn(
-    harness: ChatMLHarness, draws: np.random.Generator, text: str, calls: Sequence[str], num_tokens: int, output: str
+    harness: ChatMLHarness, draws: np.random.Generator, text: str, calls: Sequence[str], *, num_tokens: int, output: str
 ) -> Turn:
     """A turn of exactly so many tokens: words of the vocabulary, then what is said."""
     said = harness.turn_ids(text, calls).tolist()
