@@ -162,6 +162,15 @@ class Collector:
                     "the run makes no progress, look at the infrastructure failures in its report"
                 )
 
+    def cancel(self, group: Group, reason: str) -> None:
+        """Ends a running group by a rule, with a record; its requests leave the engine."""
+        self._tasks.pop(group.id.ordinal).cancel()
+        self.reject(group, OrdinalState.FILTERED, reason)
+
+    def running(self) -> list[Group]:
+        """Unfinished groups, by ordinal."""
+        return sorted((g for g in self._open.values() if g.ready_rank is None), key=lambda g: g.id.ordinal)
+
     def abandon_all(self, reason: str) -> None:
         """Stops and closes whatever is open when the run ends."""
         for task in self._tasks.values():

@@ -34,7 +34,7 @@ from headrace.records.run import RunEnded, RunStarted, WeightsHeld
 from headrace.scheduling.admission import Admission
 from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.retry import RetryRule
-from headrace.scheduling.staleness import StalenessRule
+from headrace.scheduling.staleness import Staleness, StalenessRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +101,7 @@ class Orchestrator:
         facts: what the composition root knows.
         observers: called with every event.
         watch: awaitables that end, with a reason, when a worker is gone; the run then stops.
+        staleness: a rule in place of the configured one.
     """
 
     def __init__(
@@ -111,12 +112,15 @@ class Orchestrator:
         *,
         observers: Sequence[Observer] = (),
         watch: Sequence[Awaitable[str]] = (),
+        staleness: Staleness | None = None,
     ) -> None:
         self._config = config
         self._ports = ports
         self._facts = facts
         self._observers = tuple(observers)
         self._watch = tuple(watch)
+        schedule = config.schedule
+        self._staleness = staleness or StalenessRule(schedule.staleness, schedule.max_lag)
 
     async def run(self) -> RunSummary:
         """The summary, once every loop is done and the journal is durable.
@@ -129,7 +133,7 @@ class Orchestrator:
         try:
             async with asyncio.TaskGroup() as tasks:
                 context = RunContext(recorder, Versions(), Changed(), _spawner(tasks))
-                loops = _Loops(self._config, self._ports, self._facts, context)
+                loops = _Loops(self._config, self._ports, self._facts, context, staleness=self._staleness)
                 watchers = [context.spawn(_fail_when_lost(item), "watch") for item in self._watch]
                 reason = await loops.run()
                 for watcher in watchers:
@@ -167,7 +171,9 @@ class Orchestrator:
 class _Loops:
     """The loops of one run, wired on a context whose task group owns every task of theirs."""
 
-    def __init__(self, config: Config, ports: Ports, facts: RunFacts, context: RunContext) -> None:
+    def __init__(
+        self, config: Config, ports: Ports, facts: RunFacts, context: RunContext, *, staleness: Staleness
+    ) -> None:
         schedule, policy_id = config.schedule, PolicyId(config.policy.policy_id)
         self._context = context
         self._facts = facts
@@ -197,7 +203,7 @@ class _Loops:
             ports.trainer,
             self._publisher,
             context=context,
-            settings=_update_settings(config),
+            settings=_update_settings(config, staleness),
         )
         evaluation = EvaluationSettings(
             policy_id,
@@ -254,7 +260,7 @@ def _member_runner(config: Config, ports: Ports, context: RunContext) -> MemberR
     )
 
 
-def _update_settings(config: Config) -> UpdateSettings:
+def _update_settings(config: Config, staleness: Staleness) -> UpdateSettings:
     schedule = config.schedule
     max_lag = schedule.max_lag if schedule.staleness == "wait" else None
     return UpdateSettings(
@@ -263,7 +269,7 @@ def _update_settings(config: Config) -> UpdateSettings:
         policy_id=PolicyId(config.policy.policy_id),
         algorithm=config.algorithm,
         order=BatchOrder(schedule.order, schedule.batch_groups, max_lag),
-        staleness=StalenessRule(schedule.staleness, schedule.max_lag),
+        staleness=staleness,
         timeout_s=config.timeouts.update_s,
     )
 

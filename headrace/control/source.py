@@ -6,10 +6,12 @@
 * produces: `TaskDrawn`, `GroupAdmitted`, running groups; `SourceExhausted` once.
 """
 
+from collections import deque
+
 from headrace.control.collecting import Collector
 from headrace.control.context import RunContext
 from headrace.ports import TaskSource
-from headrace.records.task import SourceExhausted
+from headrace.records.task import SourceExhausted, Task
 from headrace.scheduling.admission import Admission, AdmissionState
 
 
@@ -27,6 +29,7 @@ class SourceLoop:
         self._collector = collector
         self._context = context
         self._admission = admission
+        self._again: deque[Task] = deque()
         self.is_exhausted = False
 
     def hold_reason(self) -> str | None:
@@ -35,11 +38,16 @@ class SourceLoop:
         state = AdmissionState(collector.outstanding, collector.trained, self.is_exhausted)
         return self._admission.hold_reason(state)
 
+    def draw_again(self, task: Task) -> None:
+        """The task comes before any other, under a new ordinal; an exhausted source takes none back."""
+        self._again.append(task)
+        self._context.changed.notify()
+
     async def run(self) -> None:
         """Admits until the source is exhausted."""
         while not self.is_exhausted:
             await self._context.changed.wait_until(lambda: self.hold_reason() is None)
-            task = self._source.next()
+            task = self._again.popleft() if self._again else self._source.next()
             if task is None:
                 self.is_exhausted = True
                 drawn = self._collector.frontier.drawn

@@ -34,7 +34,7 @@ from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.streams import stream_key
 from headrace.records.update import TrainingPaused, UpdateCompleted, UpdateResult, UpdateSkipped
 from headrace.scheduling.ordering import BatchOrder
-from headrace.scheduling.staleness import StalenessRule
+from headrace.scheduling.staleness import Staleness
 
 _MOST_REJECTED_BATCHES = 64
 """Batches' worth of groups that rules may reject between two updates."""
@@ -59,7 +59,7 @@ class UpdateSettings:
     policy_id: PolicyId
     algorithm: AlgorithmSection
     order: BatchOrder
-    staleness: StalenessRule
+    staleness: Staleness
     timeout_s: float
 
     @property
@@ -133,9 +133,13 @@ class UpdateLoop:
 
     def _choose(self) -> list[Group]:
         """A full batch of groups that may train now, or nothing; stale ones leave with a record."""
-        version = self._versions.current
+        version, staleness = self._versions.current, self._settings.staleness
+        if staleness.cancels:
+            self._cancel_stale(version)
         for group in self._collector.ready():
-            reason = self._settings.staleness.drop_reason(group.lag(version))
+            reason = staleness.drop_reason(group.lag(version))
+            if reason is not None and staleness.requeues:
+                self._source.draw_again(group.task)
             if reason is None:
                 reason = filter_reason(group, self._settings.algorithm.filters)
             if reason is not None:
@@ -144,6 +148,14 @@ class UpdateLoop:
             self._collector.open_groups(), version, is_last=self._source.is_exhausted
         )
         return [self._collector.group(ordinal) for ordinal in ordinals or ()]
+
+    def _cancel_stale(self, version: int) -> None:
+        for group in self._collector.running():
+            reason = self._settings.staleness.cancel_reason(group.as_open().version, version)
+            if reason is not None:
+                self._collector.cancel(group, reason)
+                if self._settings.staleness.requeues:
+                    self._source.draw_again(group.task)
 
     def _reject(self, group: Group, reason: str) -> None:
         """Removes a group by a rule on its data. Raises HeadraceError when nothing else happens any more."""
@@ -191,7 +203,9 @@ class UpdateLoop:
             alarms.extend([] if alarm is None else [alarm])
             return alarm is None
 
-        await self._publisher.publish(result.version, result.weights, result.weights_bytes, completed, is_sound=is_sound)
+        await self._publisher.publish(
+            result.version, result.weights, result.weights_bytes, completed, is_sound=is_sound
+        )
         if not alarms:
             return None
         alarm = alarms[0]

@@ -15,6 +15,8 @@ from headrace.records.arrays import as_int32
 from headrace.records.events import Event
 from headrace.records.ids import PolicyId
 from headrace.records.provenance import PolicyVersion
+from headrace.scheduling.staleness import Staleness
+from headrace.simulation.device import SharedDevice
 from headrace.simulation.environment import SimulatedEnvironment
 from headrace.simulation.grader import SimulatedGrader
 from headrace.simulation.harness import SimulatedHarness
@@ -43,6 +45,7 @@ class Simulation:
         num_train: tasks of the source; None never ends.
         num_held_out: held-out tasks.
         adapt: may wrap ports, for instance to inject faults.
+        staleness: a rule in place of the configured one.
     """
 
     config: Config
@@ -52,6 +55,7 @@ class Simulation:
     num_train: int | None = None
     num_held_out: int = 0
     adapt: Callable[[Ports], Ports] = lambda ports: ports
+    staleness: Staleness | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +66,13 @@ class SimulationResult:
         summary: how the run ended.
         events: the whole log.
         makespan_s: virtual seconds from start to end.
+        slot_seconds: integral of busy engine slots over time.
     """
 
     summary: RunSummary
     events: tuple[Event, ...]
     makespan_s: float
+    slot_seconds: float
 
 
 def simulate(simulation: Simulation, observers: Sequence[Observer] = ()) -> SimulationResult:
@@ -95,11 +101,15 @@ async def _run(simulation: Simulation, observers: Sequence[Observer]) -> Simulat
     config, scenario = simulation.config, simulation.scenario
     policy_id = PolicyId(config.policy.policy_id)
     draws, shelf, journal = Draws(scenario.workload, config.run.seed), WeightShelf(), MemoryJournal()
-    trainer = SimulatedTrainer(scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read)
+    device = SharedDevice(scenario.switch_s) if scenario.placement == "shared" else None
+    trainer = SimulatedTrainer(
+        scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read, device=device
+    )
+    engine = SimulatedInference(draws, scenario.engine, shelf, policy_id=policy_id, device=device)
     ports = Ports(
         tasks=SimulatedTasks(draws, num_train=simulation.num_train, num_held_out=simulation.num_held_out),
         harness=SimulatedHarness(draws),
-        inference=SimulatedInference(draws, scenario.engine, shelf, policy_id=policy_id),
+        inference=engine,
         environment=SimulatedEnvironment(draws, num_slots=scenario.environment_slots),
         grader=SimulatedGrader(draws, num_slots=scenario.grader_slots),
         trainer=trainer,
@@ -115,7 +125,10 @@ async def _run(simulation: Simulation, observers: Sequence[Observer]) -> Simulat
         canary=[as_int32(prompt(0, CANARY_TOKENS))],
     )
     laws = [law_observer(LawChecker(bounds_of(config), journal.read))] if simulation.is_checked else []
-    summary = await Orchestrator(config, simulation.adapt(ports), facts, observers=(*laws, *observers)).run()
+    orchestrator = Orchestrator(
+        config, simulation.adapt(ports), facts, observers=(*laws, *observers), staleness=simulation.staleness
+    )
+    summary = await orchestrator.run()
     await journal.close()
     events = tuple(journal.events())
-    return SimulationResult(summary, events, events[-1].t_ns / 1e9)
+    return SimulationResult(summary, events, events[-1].t_ns / 1e9, engine.slot_seconds)

@@ -5,6 +5,7 @@ version that the gradient is taken at minus the version that sampled it.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -75,6 +76,28 @@ def must_train_now(versions: Sequence[int], version: int, max_lag: int, batch_gr
     return needed
 
 
+class Staleness(Protocol):
+    """What becomes of stale work: asked of every finished group before an update, and of running ones where it cancels."""
+
+    @property
+    def cancels(self) -> bool:
+        """Whether running groups are asked about at all."""
+        ...
+
+    @property
+    def requeues(self) -> bool:
+        """Whether the task of a rejected group is drawn again, under a new ordinal, before any other."""
+        ...
+
+    def drop_reason(self, lag: Lag) -> str | None:
+        """Why a finished group may not train; None keeps it."""
+        ...
+
+    def cancel_reason(self, version: int, now: int) -> str | None:
+        """Why a running group whose oldest token may be of `version` is ended at version `now`; None lets it run."""
+        ...
+
+
 class StalenessRule(msgspec.Struct, frozen=True):
     """The configured rule.
 
@@ -85,6 +108,17 @@ class StalenessRule(msgspec.Struct, frozen=True):
 
     policy: StalenessPolicy
     max_lag: int
+
+    @property
+    def cancels(self) -> bool:
+        return False
+
+    @property
+    def requeues(self) -> bool:
+        return False
+
+    def cancel_reason(self, version: int, now: int) -> str | None:
+        return None
 
     def drop_reason(self, lag: Lag) -> str | None:
         """Why a finished group may not train; None keeps it."""

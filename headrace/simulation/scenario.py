@@ -6,6 +6,7 @@ The files in `workloads/` hold published laws and costs; each says in `source` w
 import importlib.resources
 import tomllib
 from pathlib import Path
+from typing import Literal
 
 from headrace.config import Section, decode_options
 from headrace.errors import ConfigError
@@ -25,6 +26,8 @@ class Scenario(Section, frozen=True):
         updates: number of updates.
         environment_slots: tool calls at the same time; None has no bound.
         grader_slots: gradings at the same time; None has no bound.
+        placement: `separate` gives engine and trainer devices of their own; `shared` makes them take turns on one.
+        switch_s: seconds to change a shared device from generation to training, and again to change back.
     """
 
     workload: Workload
@@ -35,6 +38,8 @@ class Scenario(Section, frozen=True):
     updates: int = 100
     environment_slots: int | None = None
     grader_slots: int | None = None
+    placement: Literal["separate", "shared"] = "separate"
+    switch_s: float = 0.0
 
     @property
     def fluid_groups_per_s(self) -> float:

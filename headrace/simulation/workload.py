@@ -61,6 +61,7 @@ class Workload(Section, frozen=True):
         tokens: policy tokens of a turn or of an episode, before the stratum's scale. Any real number: an engine at one
             token per second and slot makes them seconds, exactly.
         tokens_of: what `tokens` is the length of; an episode's are spread evenly over its turns.
+        trace: tokens of the n-th task, scale included, in place of the law; after the last it begins again. Empty draws.
         group_correlation: correlation of the length scores of two members of a group.
         prompt_tokens: length of the prompt.
         turns: policy turns, rounded, at least 1; all but the last call one tool.
@@ -85,6 +86,7 @@ class Workload(Section, frozen=True):
     tokens: Law
     source: str = ""
     tokens_of: Literal["turn", "episode"] = "turn"
+    trace: tuple[float, ...] = ()
     group_correlation: float = 0.5
     prompt_tokens: Law = Constant(value=32.0)
     turns: Law = Constant(value=1.0)
@@ -256,7 +258,7 @@ class Draws:
         is_solved = success < task.success
         tokens = math.nan
         if workload.tokens_of == "episode":
-            tokens = workload.tokens.at(self._correlated(task, length_noise)) * task.stratum.scale
+            tokens = self._tokens(index, task, length_noise)
         return EpisodeDraw(
             num_turns=max(1, round(workload.turns.at(turns_score))),
             tokens=tokens,
@@ -276,7 +278,7 @@ class Draws:
             draw = self.episode(index, episode)
             tokens = draw.tokens / draw.num_turns
         else:
-            tokens = workload.tokens.at(self._correlated(task, length_noise)) * task.stratum.scale
+            tokens = self._tokens(index, task, length_noise)
         return StepDraw(
             tokens=max(tokens, 1e-6),
             is_malformed=malformed < workload.malformed,
@@ -297,6 +299,12 @@ class Draws:
             is_invalid=invalid < workload.grade_invalid,
             is_flipped=flip < workload.verdict_flip,
         )
+
+    def _tokens(self, index: int, task: TaskDraw, noise: float) -> float:
+        workload = self.workload
+        if workload.trace:
+            return workload.trace[index % HELD_OUT % len(workload.trace)]
+        return workload.tokens.at(self._correlated(task, noise)) * task.stratum.scale
 
     def _correlated(self, task: TaskDraw, noise: float) -> float:
         shared = self.workload.group_correlation
