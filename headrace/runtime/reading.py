@@ -12,6 +12,7 @@ from headrace.reporting import show
 from headrace.reporting.html import render_page
 from headrace.reporting.report import report_run
 from headrace.reporting.terminal import print_report
+from headrace.runtime.judging import judge_transcripts
 from headrace.store.inspect import inspect_episode
 from headrace.store.reader import open_reader
 from headrace.store.verify import verify_run
@@ -43,13 +44,15 @@ def show_episode(run: Path, episode: str, *, has_logprobs: bool) -> str:
 
 
 def verify(run: Path) -> tuple[str, bool]:
-    """(text, whether the run is sound)."""
+    """(text, whether the run is sound): its bytes and laws, and each transcript as its harness judges it."""
     report = verify_run(run)
+    told, judged = judge_transcripts(run)
     counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
-    lines = [f"{run}: {counts}", f"head {report.head}"]
-    lines += [f"PROBLEM {problem}" for problem in report.problems]
-    lines.append("sound" if report.is_sound else f"NOT SOUND: {len(report.problems)} problems")
-    return "\n".join(lines), report.is_sound
+    problems = [*map(str, report.problems), *told]
+    lines = [f"{run}: {counts}", f"head {report.head}", judged]
+    lines += [f"PROBLEM {problem}" for problem in problems]
+    lines.append(f"NOT SOUND: {len(problems)} problems" if problems else "sound")
+    return "\n".join(lines), not problems
 
 
 def write_report(run: Path, page: Path, *, is_full: bool = False) -> None:

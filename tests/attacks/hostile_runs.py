@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from headrace.checkers import LawChecker, bounds_of
-from headrace.config import Config, decode_config
+from headrace.config import Config, decode_config, decode_options
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts
 from headrace.environments.sandbox.environment import SandboxEnvironment
 from headrace.environments.sandbox.meters import children
@@ -171,7 +171,8 @@ def play(
     **sections: dict[str, Any],
 ) -> Played:
     """One update on groups whose member m behaves as `behaviours[m]` in group 0 and calculates in every other."""
-    config = config_of(len(behaviours), budget or {}, **sections)
+    tools = {"tools": ["calculator", "python"], "wall_s": 5.0, **(sandbox or {})}
+    config = config_of(len(behaviours), budget or {}, environment={"kind": "sandbox", "options": tools}, **sections)
     tasks = _tasks(config)
 
     def script(episode: EpisodeId, step: int) -> ScriptedTurn:
@@ -179,7 +180,7 @@ def play(
         return behave(tasks.task("train", episode.group.ordinal), step)
 
     before = set(children(os.getpid()))
-    options = SandboxOptions(**{"tools": ("calculator", "python"), "wall_s": 5.0, **(sandbox or {})})
+    options = decode_options(config.environment.options, SandboxOptions, "environment.options")
 
     async def run() -> tuple[ScriptedInference, ChatMLHarness, ChildGrader]:
         async with asyncio.timeout(120.0):

@@ -1,7 +1,11 @@
 """One run in which every member of a group does something hostile: each gets its own outcome, and the run goes on."""
 
+import contextlib
+import shutil
+import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 from attacks.hostile_runs import Played, after, always, calculates, call, play, python, say
 from grader_case import value_of
@@ -10,6 +14,7 @@ from headrace.harness.checks import sampled_turns
 from headrace.records.batch import BatchPlanned
 from headrace.records.run import RunEnded
 from headrace.records.terminal import Failure, Limit, Success, Truncated
+from headrace.runtime.judging import judge_transcripts
 from headrace.simulation.scripted import ScriptedTurn
 
 NAN = ScriptedTurn(calls=('{"name": "calculator", "arguments": {"expression": NaN}}',))
@@ -220,6 +225,21 @@ def test_the_other_episodes_and_the_run_are_unharmed(played: Played) -> None:
     assert planned.rows == 2 * len(BEHAVIOURS)
     assert played.report.funnel.is_conserved
     assert not [key for key in played.members if not key.endswith(".0")], "nobody needed a second attempt"
+
+
+def test_verification_judges_every_transcript_with_its_harness_and_names_a_forged_one(
+    played: Played, tmp_path: Path
+) -> None:
+    assert judge_transcripts(played.folder) == ([], f"{2 * len(BEHAVIOURS)} transcripts judged by their harness")
+    forged = shutil.copytree(played.folder, tmp_path / "forged")
+    member = played.member(NAMES.index("kills its interpreter"))
+    lie = msgspec.structs.replace(member.transcript, final_text="1")
+    with contextlib.closing(sqlite3.connect(forged / "journal.db")) as database, database:
+        row = (msgspec.msgpack.encode(lie), member.sealed.transcript)
+        assert database.execute("UPDATE rows SET data = ? WHERE address = ?", row).rowcount == 1
+    (problem,) = judge_transcripts(forged)[0]
+    assert member.sealed.transcript in problem
+    assert "the final text is not what the last sampled turn decodes to" in problem
 
 
 def test_the_wall_limit_ends_a_slow_policy_at_a_token_and_a_hanging_tool_by_its_deadline(tmp_path: Path) -> None:
