@@ -109,7 +109,7 @@ class EpisodeWorker:
         self._run(self._instance.close)
         return Answer()
 
-    def _run(self, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+    def _run(self, function: Callable[..., Any], /, *positional: Any, **named: Any) -> Any:
         value = function(*positional, **named)
         return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value
 
