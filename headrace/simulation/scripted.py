@@ -55,7 +55,7 @@ class ScriptedInference:
     """
 
     def __init__(
-        self, script: Script, encode: Encode, shelf: WeightShelf, *, policy_id: PolicyId, worker: str = "engine"
+        self, script: Script, encode: Encode, shelf: WeightShelf, *, policy_id: PolicyId, context: int | None = None
     ) -> None:
         """An engine that serves no version yet.
 
@@ -64,14 +64,14 @@ class ScriptedInference:
             encode: the harness's own way from text to ids.
             shelf: where weights lie.
             policy_id: the policy that it serves.
-            worker: its name.
+            context: tokens of the longest sequence; None for no bound.
         """
         self.requests: list[GenerateRequest] = []
         self._script = script
         self._encode = encode
         self._shelf = shelf
         self._policy_id = policy_id
-        self._worker = worker
+        self._context = context
         self._known: dict[int, Address] = {}
         self._held: set[int] = set()
         self._current: int | None = None
@@ -104,7 +104,8 @@ class ScriptedInference:
             del self._running[request.request_id]
         for position, (version, ids) in enumerate(pieces):
             yield self._segment(request, version, ids, finish if position == len(pieces) - 1 else None)
-        yield TurnTiming(0.0, loop.time() - begin_s, 0)
+        # Each version has to compute the cache of the tokens before it again.
+        yield TurnTiming(0.0, loop.time() - begin_s, len(pieces) - 1)
 
     async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
         for name in request_ids:
@@ -123,7 +124,7 @@ class ScriptedInference:
             raise _rejected(f"{policy} is older than version {self._current}, which is served")
         self._current = policy.version
         self._held = {version for version in self._held if version in keep} | {policy.version}
-        return Activation(self._worker, 0.0, 0)
+        return Activation("engine", 0.0, 0)
 
     async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
         if version not in self._known:
@@ -144,9 +145,12 @@ class ScriptedInference:
             raise _rejected(f"{name}: needs version {request.min_version}, would be served {self._served(request)}")
         if request.max_tokens < 1 or not request.prefix:
             raise _rejected(f"{name}: {request.max_tokens} tokens after {len(request.prefix)} segments of prefix")
+        length = sum(map(len, request.prefix)) + request.max_tokens
+        if self._context is not None and length > self._context:
+            raise _rejected(f"{name}: {length} tokens are over the context of {self._context}")
         self.requests.append(request)
         episode, _, step = name.partition("/")
-        return self._script(EpisodeId.parse(episode), int(step))
+        return self._script(EpisodeId.parse(episode), int(step.partition("#")[0]))
 
     def _served(self, request: GenerateRequest) -> int:
         assert self._current is not None

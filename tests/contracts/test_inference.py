@@ -10,13 +10,13 @@ import dataclasses
 import itertools
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from tiny_policy import POLICY, PolicyFolder, prompt, request
+from tiny_policy import POLICY, VOCABULARY, PolicyFolder, prompt, request
 
 from headrace.errors import InferenceError, Outcome
 from headrace.inference.child import ChildInference
@@ -25,9 +25,11 @@ from headrace.inference.inline import InlineInference
 from headrace.inference.options import EngineOptions
 from headrace.ports import Inference, TurnTiming
 from headrace.processes.child import Child
-from headrace.records.arrays import as_float32
-from headrace.records.ids import Address, PolicyRef
+from headrace.records.arrays import IntArray, as_float32
+from headrace.records.ids import Address, EpisodeId, PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest, TokenSegment
+from headrace.simulation.scripted import ScriptedInference, ScriptedTurn
+from headrace.simulation.weights import SimulatedWeights, WeightShelf
 
 TESTS = Path(__file__).parents[1]
 TIMEOUT_S = 60.0
@@ -104,13 +106,31 @@ async def child(folder: PolicyFolder) -> AsyncIterator[Subject]:
     await process.close()
 
 
-ENGINES = {"inline": inline, "child": child}
+@contextlib.asynccontextmanager
+async def scripted(folder: PolicyFolder) -> AsyncIterator[Subject]:
+    shelf = WeightShelf()
+
+    def say(episode: EpisodeId, step: int) -> ScriptedTurn:
+        return ScriptedTurn(ids=tuple(range(1, VOCABULARY)), is_endless=True, token_s=1e-3)
+
+    def encode(text: str, calls: Sequence[str]) -> IntArray:
+        raise AssertionError("the script names its ids")
+
+    def weights(version: int) -> Address:
+        return shelf.put(SimulatedWeights(POLICY, version, "", str(version)))
+
+    yield Subject(ScriptedInference(say, encode, shelf, policy_id=POLICY, context=CONTEXT), weights)
+
+
+ENGINES = {"inline": inline, "child": child, "scripted": scripted}
 Scenario = Callable[[Subject], Awaitable[None]]
 Run = Callable[[Scenario], None]
 
 
 @pytest.fixture(
-    scope="module", params=["inline", pytest.param("child", marks=pytest.mark.slow)], ids=["inline", "child"]
+    scope="module",
+    params=["inline", pytest.param("child", marks=pytest.mark.slow), "scripted"],
+    ids=["inline", "child", "scripted"],
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a scenario on the module's engine of this kind, which has a version active."""
