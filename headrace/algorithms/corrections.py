@@ -12,8 +12,9 @@ Dimensions: N trained tokens of all rows in order, B rows.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import assert_never
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from headrace.records import learning as named
 from headrace.records.learning import Correction, tag_of
 
 Array = npt.NDArray[np.float64]
+Values = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 
@@ -79,7 +81,7 @@ class Corrected:
         invalid_rows: rows removed for a ratio that is no number.
     """
 
-    weights_N: Array
+    weights_N: Values
     is_kept_N: Mask
     is_counted_N: Mask
     removed_tokens: dict[str, int]
@@ -88,18 +90,35 @@ class Corrected:
     invalid_rows: int
 
 
-def token_weights(log_ratio_N: Array) -> Array:
+def token_weights(log_ratio_N: Values) -> Values:
     """Exp of each log-ratio within the safety bound; exactly 0 for -inf."""
-    return np.where(np.isneginf(log_ratio_N), 0.0, np.exp(np.clip(log_ratio_N, -SAFETY_BOUND, SAFETY_BOUND)))
+    weights_N = np.exp(np.clip(log_ratio_N, -SAFETY_BOUND, SAFETY_BOUND))
+    if log_ratio_N.size and log_ratio_N.min() == -np.inf:
+        weights_N[np.isneginf(log_ratio_N)] = 0.0
+    return weights_N
 
 
-def sequence_log_ratios(log_ratio_N: Array, rows_N: Rows, num_rows: int) -> Array:
-    """Sum over the tokens of each row, [B]; 0 for a row without any."""
-    sums_B = np.bincount(rows_N, weights=np.where(np.isneginf(log_ratio_N), 0.0, log_ratio_N), minlength=num_rows)
-    return np.where(np.bincount(rows_N, weights=np.isneginf(log_ratio_N), minlength=num_rows) > 0, -np.inf, sums_B)
+def sequence_log_ratios(log_ratio_N: Values, rows_N: Rows, num_rows: int) -> Array:
+    """Sum over the tokens of each row, [B]; 0 for a row without any, -inf for one with an impossible token."""
+    return _summed(log_ratio_N, np.bincount(rows_N, minlength=num_rows))
 
 
-def sequence_weights(log_ratio_N: Array, rows_N: Rows, num_rows: int) -> Array:
+def _summed(values_N: Values, counts_B: Rows) -> Array:
+    """Sums of the rows in float64, [B], whatever the precision of the values."""
+    return _reduced(functools.partial(np.add.reduceat, dtype=np.float64), values_N, counts_B, np.float64(0.0))
+
+
+def _reduced(reduceat: Callable[..., Any], values_N: npt.NDArray[Any], counts_B: Rows, empty: Any) -> npt.NDArray[Any]:
+    """The values of each row reduced, [B]; `empty` for a row without any. Rows lie end to end."""
+    has_any_B = counts_B > 0
+    starts_b = (np.cumsum(counts_B) - counts_B)[has_any_B]
+    found_B = np.full(len(counts_B), empty)
+    if len(starts_b):
+        found_B[has_any_B] = reduceat(values_N, starts_b)
+    return found_B
+
+
+def sequence_weights(log_ratio_N: Values, rows_N: Rows, num_rows: int) -> Array:
     """Product of the token ratios of each row, [B]; exact for an outcome reward, if the supports agree.
 
     Source: Precup et al. 2000, "Eligibility traces for off-policy policy evaluation", section 3.
@@ -107,19 +126,19 @@ def sequence_weights(log_ratio_N: Array, rows_N: Rows, num_rows: int) -> Array:
     return token_weights(sequence_log_ratios(log_ratio_N, rows_N, num_rows))
 
 
-def geometric_weights(log_ratio_N: Array, rows_N: Rows, num_rows: int) -> Array:
+def geometric_weights(log_ratio_N: Values, rows_N: Rows, num_rows: int) -> Array:
     """Geometric mean of the token ratios of each row, [B]. Over many tokens it hides one that is far off."""
     counts_B = np.maximum(np.bincount(rows_N, minlength=num_rows), 1)
     return token_weights(sequence_log_ratios(log_ratio_N, rows_N, num_rows) / counts_B)
 
 
-def invalid_rows(log_ratio_N: Array, rows_N: Rows, num_rows: int) -> Mask:
+def invalid_rows(log_ratio_N: Values, rows_N: Rows, num_rows: int) -> Mask:
     """Rows that hold a ratio which is NaN or +inf: behaviour and policy cannot both be right about them, [B]."""
-    is_bad_N = np.isnan(log_ratio_N) | np.isposinf(log_ratio_N)
-    return np.bincount(rows_N, weights=is_bad_N, minlength=num_rows) > 0
+    # NaN and +inf are the two values that are not below +inf.
+    return _reduced(np.logical_or.reduceat, ~(log_ratio_N < np.inf), np.bincount(rows_N, minlength=num_rows), False)
 
 
-def second_moment_mask(log_ratio_N: Array, bound: float) -> Mask:
+def second_moment_mask(log_ratio_N: Values, bound: float) -> Mask:
     """True for the tokens that stay once the largest squared log-ratios are dropped until the mean of the rest < bound.
 
     Source: M2PO, Zheng et al. 2025, arXiv:2510.01161, algorithm 1.
@@ -135,104 +154,112 @@ def second_moment_mask(log_ratio_N: Array, bound: float) -> Mask:
 
 @dataclasses.dataclass(frozen=True)
 class _Effect:
-    """One correction: factor of each token, which stay, and how many were cut to a bound."""
+    """One correction: factor of each token (None is 1), which stay (None is all), how many were cut to a bound."""
 
-    weights_N: Array
-    is_kept_N: Mask
+    weights_N: Values | None = None
+    is_kept_N: Mask | None = None
     num_truncated: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
 class _Ratios:
-    """A batch of log-ratios, with what several corrections need of it."""
+    """A batch of log-ratios, with what several corrections need of it, made at most once."""
 
-    log_N: Array
-    rows_N: Rows
-    num_rows: int
-    advantages_N: Array
+    def __init__(self, log_N: Values, counts_B: Rows, advantages_N: npt.NDArray[np.floating]) -> None:
+        self.log_N = log_N
+        self.counts_B = counts_B
+        self.advantages_N = advantages_N
 
-    @property
-    def token_N(self) -> Array:
+    def spread(self, values_B: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The row's value at each of its tokens."""
+        return np.repeat(values_B, self.counts_B)
+
+    @functools.cached_property
+    def token_N(self) -> Values:
         return token_weights(self.log_N)
 
-    def per_token(self, values_B: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        """The row's value at each of its tokens."""
-        return values_B[self.rows_N]
+    @functools.cached_property
+    def log_sums_B(self) -> Array:
+        return _summed(self.log_N, self.counts_B)
+
+    def sequence_N(self) -> Values:
+        """Product of the row's ratios, at each token."""
+        return self.spread(token_weights(self.log_sums_B))
 
     def geometric_B(self) -> Array:
-        return geometric_weights(self.log_N, self.rows_N, self.num_rows)
-
-    def sequence_B(self) -> Array:
-        return sequence_weights(self.log_N, self.rows_N, self.num_rows)
+        return token_weights(self.log_sums_B / np.maximum(self.counts_B, 1))
 
     def smallest_B(self) -> Array:
         """Smallest token ratio of each row; 1 for a row without any."""
-        smallest_B = np.full(self.num_rows, np.inf)
-        np.minimum.at(smallest_B, self.rows_N, self.token_N)
-        return np.where(np.isinf(smallest_B), 1.0, smallest_B)
+        return token_weights(_reduced(np.minimum.reduceat, self.log_N, self.counts_B, 0.0))
 
 
 def correct(
-    corrections: Sequence[Correction], log_ratio_N: Array, rows_N: Rows, *, num_rows: int, advantages_N: Array
+    corrections: Sequence[Correction],
+    log_ratio_N: Values,
+    rows_N: Rows,
+    *,
+    num_rows: int,
+    advantages_N: npt.NDArray[np.floating],
 ) -> Corrected:
     """Weights and masks of all corrections together.
 
     Args:
         corrections: in any order.
-        log_ratio_N: log of old over behaviour of each trained token, float64; -inf for a token the policy never takes.
+        log_ratio_N: log of old over behaviour of each trained token; -inf for a token the policy never takes. Sums over rows
+            are in float64 and weights in the precision that is given.
         rows_N: row of each token, rising.
         num_rows: number of rows.
         advantages_N: advantage of each token; only its sign is read.
     """
+    counts_B = np.bincount(rows_N, minlength=num_rows)
     is_bad_B = invalid_rows(log_ratio_N, rows_N, num_rows)
-    is_valid_N = ~is_bad_B[rows_N]
-    ratios = _Ratios(np.where(is_valid_N, log_ratio_N, 0.0), rows_N, num_rows, advantages_N)
-    weights_N, is_kept_N, is_counted_N = is_valid_N.astype(np.float64), is_valid_N.copy(), is_valid_N.copy()
+    is_valid_N = np.repeat(~is_bad_B, counts_B)
+    log_valid_N = np.where(is_valid_N, log_ratio_N, log_ratio_N.dtype.type(0)) if is_bad_B.any() else log_ratio_N
+    ratios = _Ratios(log_valid_N, counts_B, advantages_N)
+    weights_N, is_kept_N, is_counted_N = None, is_valid_N.copy(), is_valid_N.copy()
     removed_tokens: dict[str, int] = {}
     removed_rows: dict[str, int] = {}
     truncated: dict[str, int] = {}
     for correction in corrections:
         effect, name = _effect(correction, ratios), tag_of(correction)
-        weights_N = weights_N * np.where(effect.is_kept_N, effect.weights_N, 0.0)
-        is_kept_N &= effect.is_kept_N
-        if isinstance(correction, named.MASKING):
+        if effect.weights_N is not None:
+            weights_N = effect.weights_N if weights_N is None else weights_N * effect.weights_N
+        if effect.is_kept_N is not None:
+            is_kept_N &= effect.is_kept_N
+        if isinstance(correction, named.MASKING) and effect.is_kept_N is not None:
             if correction.denominator == "kept":
                 is_counted_N &= effect.is_kept_N
-            removed_tokens[name] = int((is_valid_N & ~effect.is_kept_N).sum())
-            removed_rows[name] = _emptied(effect.is_kept_N, is_valid_N, rows_N, num_rows)
-        if effect.num_truncated or isinstance(correction, (named.TokenTis, named.SequenceTis)):
+            removed_tokens[name] = int(np.count_nonzero(is_valid_N & ~effect.is_kept_N))
+            is_left_B = _reduced(np.logical_or.reduceat, effect.is_kept_N, counts_B, False)
+            removed_rows[name] = int(((counts_B > 0) & ~is_bad_B & ~is_left_B).sum())
+        if isinstance(correction, (named.TokenTis, named.SequenceTis)):
             truncated[name] = effect.num_truncated
+    factors_N = is_kept_N.astype(log_ratio_N.dtype) if weights_N is None else weights_N * is_kept_N
     return Corrected(
-        weights_N, is_kept_N, is_counted_N, removed_tokens, removed_rows, truncated, invalid_rows=int(is_bad_B.sum())
+        factors_N, is_kept_N, is_counted_N, removed_tokens, removed_rows, truncated, invalid_rows=int(is_bad_B.sum())
     )
-
-
-def _emptied(is_kept_N: Mask, is_valid_N: Mask, rows_N: Rows, num_rows: int) -> int:
-    before_B = np.bincount(rows_N, weights=is_valid_N, minlength=num_rows)
-    after_B = np.bincount(rows_N, weights=is_valid_N & is_kept_N, minlength=num_rows)
-    return int(((before_B > 0) & (after_B == 0)).sum())
 
 
 def _effect(correction: Correction, ratios: _Ratios) -> _Effect:
     """What the correction alone does."""
-    ones_N, all_N = np.ones(len(ratios.log_N)), np.ones(len(ratios.log_N), dtype=np.bool_)
     match correction:
         case named.NoCorrection():
-            return _Effect(ones_N, all_N)
+            return _Effect()
         case named.TokenTis(bound=bound):
-            return _Effect(np.minimum(ratios.token_N, bound), all_N, int((ratios.token_N > bound).sum()))
+            raw_N = ratios.token_N
+            return _Effect(np.minimum(raw_N, bound), num_truncated=int(np.count_nonzero(raw_N > bound)))
         case named.SequenceTis(bound=bound):
-            raw_N = ratios.sequence_B()[ratios.rows_N]
-            return _Effect(np.minimum(raw_N, bound), all_N, int((raw_N > bound).sum()))
+            raw_N = ratios.sequence_N()
+            return _Effect(np.minimum(raw_N, bound), num_truncated=int(np.count_nonzero(raw_N > bound)))
         case named.TokenMis(bound=bound):
             return _Effect(ratios.token_N, ratios.token_N <= bound)
         case named.SequenceMis(bound=bound):
-            raw_N = ratios.sequence_B()[ratios.rows_N]
+            raw_N = ratios.sequence_N()
             return _Effect(raw_N, raw_N <= bound)
         case named.IcePop(low=low, high=high):
             return _Effect(ratios.token_N, (ratios.token_N >= low) & (ratios.token_N <= high))
         case named.M2po(bound=bound):
-            return _Effect(ones_N, second_moment_mask(ratios.log_N, bound))
+            return _Effect(is_kept_N=second_moment_mask(ratios.log_N, bound))
         case _:
             return _sequence_mask(correction, ratios)
 
@@ -241,22 +268,20 @@ def _sequence_mask(
     correction: named.SequenceMaskTis | named.GeometricMask | named.TokenVeto | named.Opsm, ratios: _Ratios
 ) -> _Effect:
     """Corrections that keep or remove whole sequences."""
-    ones_N = np.ones(len(ratios.log_N))
     match correction:
         case named.SequenceMaskTis(low=low, high=high):
             geometric_B = ratios.geometric_B()
-            return _Effect(ratios.token_N, ((geometric_B >= low) & (geometric_B <= high))[ratios.rows_N])
+            return _Effect(ratios.token_N, ratios.spread((geometric_B >= low) & (geometric_B <= high)))
         case named.GeometricMask(low=low, high=high, veto=veto):
             geometric_B = ratios.geometric_B()
             is_kept_B = (geometric_B >= low) & (geometric_B <= high)
             if veto is not None:
                 is_kept_B &= ratios.smallest_B() >= veto
-            return _Effect(ones_N, is_kept_B[ratios.rows_N])
+            return _Effect(is_kept_N=ratios.spread(is_kept_B))
         case named.TokenVeto(bound=bound):
-            return _Effect(ones_N, (ratios.smallest_B() >= bound)[ratios.rows_N])
+            return _Effect(is_kept_N=ratios.spread(ratios.smallest_B() >= bound))
         case named.Opsm(bound=bound):
-            counts_B = np.maximum(np.bincount(ratios.rows_N, minlength=ratios.num_rows), 1)
-            distance_B = -sequence_log_ratios(ratios.log_N, ratios.rows_N, ratios.num_rows) / counts_B
-            return _Effect(ones_N, ~((ratios.advantages_N < 0) & (distance_B[ratios.rows_N] > bound)))
+            is_far_N = ratios.spread(-ratios.log_sums_B / np.maximum(ratios.counts_B, 1) > bound)
+            return _Effect(is_kept_N=~(is_far_N & (ratios.advantages_N < 0)))
         case _ as never:
             assert_never(never)

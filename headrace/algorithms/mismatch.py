@@ -12,9 +12,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from headrace.algorithms.diagnostics import kl_k2, kl_k3
-
 Array = npt.NDArray[np.float64]
+Values = npt.NDArray[np.floating]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Mismatch:
     correlation: float
 
 
-def mismatch(trainer_N: Array, behavior_N: Array, rows_N: npt.NDArray[np.int64]) -> Mismatch:
+def mismatch(trainer_N: Values, behavior_N: Values, rows_N: npt.NDArray[np.int64]) -> Mismatch:
     """The figures of trained tokens, given without the masked ones.
 
     Args:
@@ -70,54 +69,93 @@ def mismatch(trainer_N: Array, behavior_N: Array, rows_N: npt.NDArray[np.int64])
 
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; chi-squared:
         Cover and Thomas 2006, "Elements of information theory", section 11.3; Jensen-Shannon: Lin 1991, equation 3.9, with
-        k3 terms in place of both divergences.
+        k3 terms
+        in place of both divergences.
 
     Raises:
         ValueError: when there is no token.
     """
     if not trainer_N.size:
         raise ValueError("there is no token to compare")
-    log_ratio_N = trainer_N - behavior_N
-    _, index_N = np.unique(rows_N, return_inverse=True)
-    counts_B = np.bincount(index_N)
-    trainer_B = np.bincount(index_N, weights=trainer_N) / counts_B
-    behavior_B = np.bincount(index_N, weights=behavior_N) / counts_B
-    sums_B = np.bincount(index_N, weights=log_ratio_N)
+    starts_B = np.concatenate(([0], np.flatnonzero(np.diff(rows_N)) + 1))
+    counts_B = np.diff(np.append(starts_B, len(rows_N)))
+    behavior_B = np.add.reduceat(behavior_N, starts_B, dtype=np.float64) / counts_B
+    trainer_B = np.add.reduceat(trainer_N, starts_B, dtype=np.float64) / counts_B
     difference_B = behavior_B - trainer_B  # log-perplexity is minus the mean log-prob
-    trainer_p_N, behavior_p_N = np.exp(trainer_N), np.exp(behavior_N)
-    gap_N = np.abs(trainer_p_N - behavior_p_N)
+    sums = _Sums()
+    for start in range(0, len(rows_N), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        sums.add(trainer_N[part].astype(np.float64), behavior_N[part].astype(np.float64))
+    means = {name: value / len(rows_N) for name, value in sums.totals.items()}
     with np.errstate(over="ignore"):
         return Mismatch(
-            kl_k1=float(-log_ratio_N.mean()),
-            kl_k2=float(kl_k2(log_ratio_N).mean()),
-            kl_k3=float(kl_k3(-log_ratio_N).mean()),
-            mean_abs=float(np.abs(log_ratio_N).mean()),
-            max_abs=float(np.abs(log_ratio_N).max()),
-            mean_exp_abs=float(np.exp(np.abs(log_ratio_N)).mean()),
+            kl_k1=-means["log_ratio"],
+            kl_k2=0.5 * means["square"],
+            kl_k3=means["k3"],
+            mean_abs=means["size"],
+            max_abs=sums.largest_size,
+            mean_exp_abs=means["exp_size"],
             behavior_perplexity=float(np.exp(-behavior_B).mean()),
             trainer_perplexity=float(np.exp(-trainer_B).mean()),
             log_perplexity_difference=float(difference_B.mean()),
             log_perplexity_abs_difference=float(np.abs(difference_B).mean()),
             perplexity_ratio=float(np.exp(difference_B).mean()),
-            chi_squared_token=float(np.exp(2.0 * log_ratio_N).mean() - 1.0),
-            chi_squared_sequence=float(np.exp(2.0 * sums_B).mean() - 1.0),
-            jensen_shannon=_jensen_shannon(trainer_N, behavior_N),
-            mean_abs_probability=float(gap_N.mean()),
-            max_abs_probability=float(gap_N.max()),
-            correlation=_correlation(trainer_p_N, behavior_p_N),
+            chi_squared_token=means["chi_squared"],
+            chi_squared_sequence=float(np.expm1(-2.0 * difference_B * counts_B).mean()),
+            jensen_shannon=means["shannon"],
+            mean_abs_probability=means["gap"],
+            max_abs_probability=sums.largest_gap,
+            correlation=_correlation(means),
         )
 
 
-def _jensen_shannon(trainer_N: Array, behavior_N: Array) -> float:
-    """Half the mean of x - 1 - log x over trainer / mixture and behaviour / mixture, at the tokens that were sampled."""
-    mixture_N = np.logaddexp(trainer_N, behavior_N) - math.log(2.0)
-    halves_N = kl_k3(mixture_N - trainer_N) + kl_k3(mixture_N - behavior_N)
-    return float(0.5 * halves_N.mean())
+_CHUNK = 1 << 14
+"""Tokens at a time: what is made of them stays in the cache of one core."""
 
 
-def _correlation(first_N: Array, second_N: Array) -> float:
-    if np.array_equal(first_N, second_N):
+class _Sums:
+    """Sums and largest values over tokens."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = {}
+        self.largest_size = 0.0
+        self.largest_gap = 0.0
+
+    def add(self, trainer_n: Array, behavior_n: Array) -> None:
+        """Takes more tokens."""
+        log_ratio_n = trainer_n - behavior_n
+        size_n = np.abs(log_ratio_n)
+        p_n, q_n = np.exp(trainer_n), np.exp(behavior_n)
+        gap_n = np.abs(p_n - q_n)
+        with np.errstate(over="ignore"):
+            change_n = np.expm1(log_ratio_n)
+            parts = {
+                "log_ratio": log_ratio_n,
+                "size": size_n,
+                "square": np.square(log_ratio_n),
+                "k3": np.maximum(change_n - log_ratio_n, 0.0),
+                "exp_size": np.exp(size_n),
+                "chi_squared": change_n * (change_n + 2.0),
+                # Half of 2 log m - log p - log q with the mixture m = (p + q) / 2: the x - 1 parts of both halves cancel.
+                "shannon": np.maximum(np.log1p(0.5 * change_n) - 0.5 * log_ratio_n, 0.0),
+                "gap": gap_n,
+                "p": p_n,
+                "q": q_n,
+                "pp": p_n * p_n,
+                "qq": q_n * q_n,
+                "pq": p_n * q_n,
+            }
+        for name, values_n in parts.items():
+            self.totals[name] = self.totals.get(name, 0.0) + float(values_n.sum())
+        self.largest_size = max(self.largest_size, float(size_n.max()))
+        self.largest_gap = max(self.largest_gap, float(gap_n.max()))
+
+
+def _correlation(means: dict[str, float]) -> float:
+    """Pearson's, from means; 1 when the two agree everywhere, 0 when one of them does not vary."""
+    if means["gap"] == 0.0:
         return 1.0
-    first_n, second_n = first_N - first_N.mean(), second_N - second_N.mean()
-    scale = float(np.sqrt((first_n**2).sum() * (second_n**2).sum()))
-    return float((first_n * second_n).sum()) / scale if scale > 0 else 0.0
+    first, second = means["pp"] - means["p"] ** 2, means["qq"] - means["q"] ** 2
+    if first <= 0.0 or second <= 0.0:
+        return 0.0
+    return (means["pq"] - means["p"] * means["q"]) / math.sqrt(first * second)

@@ -56,10 +56,10 @@ def signal_of(
         mask_N, rows_N = packed.action_mask_N, packed.rows_N
         corrected = correct(
             algorithm.corrections,
-            old_N[mask_N].astype(np.float64) - packed.behavior_logprobs_N[mask_N],
+            old_N[mask_N] - packed.behavior_logprobs_N[mask_N],
             rows_N[mask_N],
             num_rows=len(packed.transcripts),
-            advantages_N=advantages_N[mask_N].astype(np.float64),
+            advantages_N=advantages_N[mask_N],
         )
     return Signal(advantages_N, old_N, reference_N, corrected)
 
