@@ -263,8 +263,7 @@ def test_each_place_has_the_walls_that_its_note_says(user: str, tmp_path: Path) 
         assert is_other is (place["uid"] not in (str(os.getuid()), "1000"))
         if placement != "rollout":
             assert not any(place["shared"])
-        if is_other or user == "ordinary":
-            assert place["capabilities"] == 0
+        assert place["capabilities"] == 0
     if user == "ordinary":
         assert seen[-1]["environ"] is None, "not even a process of the same user may look into it"
 

@@ -1,7 +1,7 @@
 """What a worker gives up once it is loaded and before it reads its first message.
 
-Invariant: afterwards no program that it starts can gain rights, and no other process of its user can read its memory or its
-environment. Where it was told to be another user it is that one, without groups and capabilities. Where the kernel has
+Invariant: afterwards it has no capability, no program that it starts can gain rights, and no other process of its user can
+read its memory or its environment. Where it was told to be another user it is that one, without groups. Where the kernel has
 Landlock it reads the named folders alone, writes nothing, and opens no TCP connection.
 """
 
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_CAPABILITY_VERSION_3 = 0x20080522
 # The same numbers on every architecture.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION, _PATH_BENEATH = 1, 1
@@ -46,6 +47,7 @@ def give_up_rights(uid: int | None, readable: Sequence[str]) -> None:
         return
     for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
         _succeed(_libc().prctl(option, value, 0, 0, 0), f"prctl {option}")
+    _succeed(_libc().capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)), "capset")
     version = landlock_version()
     if version:
         _confine(version, readable)
