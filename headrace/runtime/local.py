@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import datetime
 import os
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -21,16 +20,15 @@ from headrace.control.publishing import WORKER
 from headrace.control.recorder import Observer
 from headrace.graders.service import ChildGrader
 from headrace.harness import ChatMLHarness
-from headrace.harness.chatml import ASSETS
 from headrace.inference.child import ChildInference
 from headrace.ports import TaskSource
 from headrace.processes.child import Child
 from headrace.records.arrays import IntArray
-from headrace.records.ids import PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.run import WeightsHeld
 from headrace.runtime.adapters import LocalEnvironment, open_environment, open_harness, open_tasks, start_worker
 from headrace.runtime.folders import BLOBS
+from headrace.runtime.models import keep_model_files
 from headrace.runtime.parts import part_files
 from headrace.runtime.placement import GraderPlace, place_grader
 from headrace.runtime.policy import WarmStartReport, prepare_policy
@@ -73,7 +71,8 @@ async def run_local(run: LocalRun) -> RunSummary:
         tasks = open_tasks(config)
         harness = open_harness(config, environment.tools)
         policy = await prepare_policy(config, harness, run.warm_start)
-        shutil.copy(ASSETS / "tokenizer.json", folder / "tokenizer.json")
+        keep_model_files(policy, folder)
+        (folder / "tokenizer.json").write_bytes(harness.codec.source)
         journal = SqliteJournal(folder, incarnation=f"local-{os.getpid()}")
         stack.push_async_callback(journal.close)
         place = place_grader(config.grader, environment.isolation, part_files(config.grader.options))
@@ -88,7 +87,7 @@ async def run_local(run: LocalRun) -> RunSummary:
             initial=PolicyVersion(hello.policy_id, hello.version, hello.weights),
             initial_bytes=size_bytes,
             canary=canary_of(tasks, harness),
-            copies=_copies(hello.policy_id, size_bytes),
+            copies=_copies(hello, size_bytes),
             notes={"sandbox": _isolation(environment), "grader": place.note},
         )
         ports = Ports(
@@ -156,10 +155,12 @@ def _isolation(environment: LocalEnvironment) -> str:
     return f"{found.level}, metered by {found.metering}{missing}"
 
 
-def _copies(policy_id: PolicyId, size_bytes: int) -> tuple[WeightsHeld, ...]:
-    """Every copy of weights that a local run holds: AdamW keeps two moments beside the parameters."""
+def _copies(hello: TrainerHello, served_bytes: int) -> tuple[WeightsHeld, ...]:
+    """Every copy of weights that a local run holds: the engine's, and whatever the trainer says it has."""
     return (
-        WeightsHeld("policy (served)", policy_id, WORKER, "cpu", size_bytes),
-        WeightsHeld("policy (trained)", policy_id, "trainer", "cpu", size_bytes),
-        WeightsHeld("optimizer moments", policy_id, "trainer", "cpu", 2 * size_bytes),
+        WeightsHeld("policy (served)", hello.policy_id, WORKER, "cpu", served_bytes),
+        *(
+            WeightsHeld(role, hello.policy_id, "trainer", "cpu", size_bytes)
+            for role, size_bytes in hello.copies.items()
+        ),
     )

@@ -1,0 +1,36 @@
+"""What every command's parser has in common."""
+
+import argparse
+from pathlib import Path
+
+Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, example: str
+) -> argparse.ArgumentParser:
+    """A command's parser. The first sentence of `text` is its line in the list of commands."""
+    return commands.add_parser(
+        name,
+        help=text.partition(".")[0],
+        description=text,
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in example.splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """`--runs`."""
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder that holds runs (default: runs)")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """`--runs` and `--run`."""
+    add_runs(parser)
+    parser.add_argument("--run", default=None, help="a run's name or folder (default: the newest)")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """A configuration with overrides."""
+    parser.add_argument("config", type=Path, help="TOML file")
+    parser.add_argument("overrides", nargs="*", help="section.key=value with TOML literals, such as run.seed=3")

@@ -1,0 +1,129 @@
+"""`ls`, `show`, `verify`, `report`, `export`."""
+
+import argparse
+from pathlib import Path
+
+from headrace.cli.commands import add_command, add_run, add_runs
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the commands."""
+    _add_ls(commands)
+    _add_show(commands)
+    _add_verify(commands)
+    _add_report(commands)
+    _add_export(commands)
+
+
+def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = add_command(
+        commands,
+        "show",
+        "Shows one episode: turns, calls, observations, what is trained and what is masked, versions, verdict.",
+        "headrace show train.3.0.0 --logprobs",
+    )
+    parser.add_argument("episode", help="purpose.ordinal.member.attempt, such as train.3.0.0 or eval.12.0.0")
+    add_run(parser)
+    parser.add_argument("--logprobs", action="store_true", help="every sampled token with its log-prob")
+    parser.set_defaults(run_command=_show)
+
+
+def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = add_command(
+        commands,
+        "verify",
+        "Checks a run: hash chain, every address, alignment, versions, conservation. Exit status 1 on any problem.",
+        "headrace verify --run run-001",
+    )
+    add_run(parser)
+    parser.set_defaults(run_command=_verify)
+
+
+def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = add_command(
+        commands,
+        "report",
+        "Makes a run's report again from its event log alone: tables here, plots in report.html.",
+        "headrace report --run run-001 --html report.html",
+    )
+    add_run(parser)
+    parser.add_argument("--html", type=Path, default=None, help="where the page goes (default: the run's report.html)")
+    parser.set_defaults(run_command=_report)
+
+
+def _add_ls(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = add_command(
+        commands,
+        "ls",
+        "Lists the runs of a folder: state, updates, newest held-out success, size.",
+        "headrace ls\nheadrace ls --runs /data/runs",
+    )
+    add_runs(parser)
+    parser.set_defaults(run_command=_ls)
+
+
+def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = add_command(
+        commands,
+        "export",
+        "Writes a run's trajectories, or a version of its model, for other tools.\n\n"
+        "  parquet  one row per sealed attempt, for DuckDB, Polars and datasets; the token fields have the names of verl's\n"
+        "           agent-loop output: prompt_ids, response_ids, response_mask, response_logprobs, reward_score, num_turns\n"
+        "  atif     Agent Trajectory Interchange Format, one JSON document a line\n"
+        "  --model  a Hugging Face folder that transformers loads",
+        "headrace export --run run-001 --out trajectories.parquet\n"
+        "headrace export --run run-001 --format atif --purpose eval --out held_out.jsonl\n"
+        "headrace export --model run-001@60 --out my-model",
+    )
+    add_run(parser)
+    parser.add_argument("--format", choices=("parquet", "atif"), default="parquet", help="default: parquet")
+    parser.add_argument("--purpose", choices=("train", "eval"), default=None, help="default: every purpose")
+    parser.add_argument("--model", default=None, metavar="RUN[@VERSION]", help="write this model instead")
+    parser.add_argument("--out", type=Path, default=None, help="file or folder to write (default: in the run's folder)")
+    parser.set_defaults(run_command=_export)
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from headrace.runtime.listing import list_runs
+    from headrace.runtime.tables import print_runs
+
+    return print_runs(list_runs(options.runs), str(options.runs))
+
+
+def _export(options: argparse.Namespace) -> int:
+    from headrace.runtime.exporting import export_model_to, export_trajectories
+
+    if options.model is not None:
+        print(export_model_to(options.model, options.runs, options.out))
+    else:
+        from headrace.runtime.folders import find_run
+
+        run = find_run(options.runs, options.run)
+        print(export_trajectories(run, options.format, options.purpose, options.out))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from headrace.runtime.folders import find_run
+    from headrace.runtime.reading import show_episode
+
+    print(show_episode(find_run(options.runs, options.run), options.episode, has_logprobs=options.logprobs))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from headrace.runtime.folders import find_run
+    from headrace.runtime.reading import verify
+
+    text, is_sound = verify(find_run(options.runs, options.run))
+    print(text)
+    return 0 if is_sound else 1
+
+
+def _report(options: argparse.Namespace) -> int:
+    from headrace.runtime.folders import find_run
+    from headrace.runtime.reading import write_report
+
+    folder = find_run(options.runs, options.run)
+    write_report(folder, options.html or folder / "report.html")
+    return 0

@@ -1,0 +1,125 @@
+"""What `check`, `eval`, `replay` and `ls` print. Each returns the exit status that its finding means."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from headrace.runtime.checking import CheckReport
+from headrace.runtime.evaluating import EvalReport, ModelScore
+from headrace.runtime.listing import RunLine
+from headrace.runtime.replaying import ReplayReport
+
+
+def print_check(report: CheckReport) -> int:
+    """0 when the task set may be trained on, else 1."""
+    console = Console(highlight=False, markup=False)
+    table = Table("policy", "tasks", "full", "partial", "zero", "unscored", "infra", "turns", "tokens")
+    for policy in report.policies:
+        counts = (policy.episodes, policy.full, policy.partial, policy.zero, policy.unscored, policy.infra)
+        table.add_row(policy.name, *map(str, counts), str(policy.turns), str(policy.tokens))
+    console.print(table)
+    console.print("turns and tokens are the most of one episode")
+    for policy in report.policies:
+        ends = ", ".join(f"{count} {name}" for name, count in policy.terminals.items())
+        console.print(f"{policy.name} ended as {ends}", soft_wrap=True)
+    for problem in report.problems:
+        console.print(f"PROBLEM {problem}", soft_wrap=True)
+    console.print(
+        f"NOT SOUND: {len(report.problems)} problems" if report.problems else "sound: train on it", soft_wrap=True
+    )
+    return 1 if report.problems else 0
+
+
+def print_eval(report: EvalReport) -> int:
+    """0."""
+    console = Console(highlight=False, markup=False)
+    for score in report.scores:
+        _print_score(console, score)
+    if report.comparison is not None:
+        found, (first, second) = report.comparison, (score.model for score in report.scores)
+        console.print(
+            f"\n{first} minus {second} on the same {found.tasks} tasks: {found.difference:+.3f}, 95% from "
+            f"{found.interval.low:+.3f} to {found.interval.high:+.3f} (paired bootstrap over tasks)",
+            soft_wrap=True,
+        )
+        if found.p_value is not None:
+            console.print(
+                f"only {first} solves {found.first_only}, only {second} {found.second_only}: "
+                f"p = {found.p_value:.3g} (exact McNemar test)",
+                soft_wrap=True,
+            )
+    return 0
+
+
+def print_replay(report: ReplayReport) -> int:
+    """0 when everything came out as recorded, else 1."""
+    console = Console(highlight=False, markup=False)
+    for version in report.versions:
+        told = "the same" if version.is_same else f"differs: now {version.present[:12] or 'gone'}"
+        console.print(f"{version.name:12} {version.recorded[:12]}  {told}")
+    if report.divergences is None:
+        console.print("not executed: a version differs; install what the run had, or give --anyway", soft_wrap=True)
+        return 1
+    for divergence in report.divergences:
+        console.print(f"DIVERGES {divergence}", soft_wrap=True)
+    if report.has_same_address:
+        console.print("the transcript came out byte for byte")
+    elif not report.divergences:
+        console.print(
+            "tokens, calls, outputs, terminal state and verdict came out the same; only attempt or limits differ"
+        )
+    scores = report.rescored
+    if scores is None:
+        console.print("log-probs were not scored again: the recorded weights are not at hand")
+    elif scores.fresh_abs_max is None:
+        console.print(f"log-probs: none of {scores.tokens} sampled tokens saw a cache of its own version alone")
+    else:
+        console.print(
+            f"log-probs under the recorded weights: {scores.fresh} of {scores.tokens} sampled tokens compared, largest "
+            f"difference {scores.fresh_abs_max:.2g} nats at (path, segment, token) {scores.at}, "
+            f"{report.tolerance:g} is allowed",
+            soft_wrap=True,
+        )
+    console.print("the same" if report.is_same else "NOT the same")
+    return 0 if report.is_same else 1
+
+
+def print_runs(lines: Sequence[RunLine], where: str) -> int:
+    """0."""
+    console = Console(highlight=False, markup=False)
+    if not lines:
+        console.print(f"no run below {where}/; start one with `headrace train CONFIG`", soft_wrap=True)
+        return 0
+    table = Table("run", "started", "state", "updates", "held-out success", "size")
+    for line in lines:
+        success = ", ".join(
+            f"{item.successes / item.graded:.1%} at T={item.temperature:g}" for item in line.held_out if item.graded
+        )
+        updates = f"{line.updates} of {line.planned}"
+        table.add_row(
+            line.name, line.started, line.state, updates, success or "-", f"{line.size_bytes / 2**20:.1f} MiB"
+        )
+    console.print(table)
+    return 0
+
+
+def _print_score(console: Console, score: ModelScore) -> None:
+    scored = sum(task.scored for task in score.tasks)
+    console.print(
+        f"{score.model}: {len(score.tasks)} tasks, {scored} scored attempts, {score.unscored} without a score, mean reward "
+        f"{score.mean_reward:.3f}",
+        soft_wrap=True,
+    )
+    for item in score.passes:
+        low, high = item.interval.low, item.interval.high
+        console.print(f"  pass@{item.k}: {item.value:.3f}, 95% from {low:.3f} to {high:.3f} ({item.method})")
+    strata: dict[tuple[str, str], tuple[int, int]] = {}
+    for task in score.tasks:
+        key = (task.task.family, task.task.difficulty)
+        successes, attempts = strata.get(key, (0, 0))
+        strata[key] = (successes + task.successes, attempts + task.scored)
+    table = Table("family", "difficulty", "successes", "scored")
+    for (family, difficulty), (successes, attempts) in sorted(strata.items()):
+        table.add_row(family, difficulty, str(successes), str(attempts))
+    console.print(table)
