@@ -36,8 +36,8 @@ check: install ## lint, types, import contracts, fast tests
 sim: install ## the scheduling experiment: waiting against asynchronous consumption, no torch
 	@$(BIN)/python -m labs.run --experiment rollout --seed 7 $(ARGS)
 
-bench: install ## every benchmark, peers beside
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: install ## every benchmark; for peers beside see docs/benchmarks.md
+	@for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) $(ARGS) || exit 1; done
 
 schema: install ## writes docs/schema and docs/lifecycle.md anew
 	@$(BIN)/python -m headrace.documents docs
