@@ -110,7 +110,7 @@ def _check_segment(harness: SequenceMaker, segment: TokenSegment, before: TokenS
                 raise IntegrityError(f"segment {index}: a policy turn without an opening before it")
     if before is None or before.origin is not Origin.POLICY:
         return
-    is_over = before.finish in {FinishReason.STOP, FinishReason.LENGTH}
+    is_over = before.finish is FinishReason.STOP or before.finish is FinishReason.LENGTH
     if is_over and (segment.origin is not Origin.TEMPLATE or before.finish is FinishReason.LENGTH):
         raise IntegrityError(
             f"segment {index}: follows a turn that ended by {before.finish} with {segment.origin.value}"
