@@ -1,0 +1,194 @@
+"""Whether a run fits, before anything is loaded: model, context, slots, budgets and memory.
+
+Invariant: what does not fit is a `ConfigError` that names every value, its bound and a remedy, at once and together; what
+fits is said in one line with its numbers. Memory is an estimate for gated decoders, close for weights and cache.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.config import Config, decode_options
+from headrace.errors import ConfigError
+from headrace.inference.options import EngineOptions
+from headrace.runtime.policy import WarmStartOptions
+
+_FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ENGINE_COPIES = 2
+"""Weights in the engine: the current version, and the staged one beside it."""
+_TRAINER_COPIES = 4
+"""Weights, gradients and two moments in the trainer, float32."""
+_LOGIT_COPIES = 3
+"""Logits, log-probs and their gradient of one micro-batch."""
+_PROCESS_BYTES = 600 * 1024**2
+"""Interpreter and libraries of engine and trainer together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """What of a model decides what fits.
+
+    Attributes:
+        positions: longest sequence.
+        vocabulary: rows of the embedding.
+        layers: decoder layers.
+        heads: key-value heads.
+        head_size: of each.
+        parameters: number of them.
+    """
+
+    positions: int
+    vocabulary: int
+    layers: int
+    heads: int
+    head_size: int
+    parameters: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes that a run will hold.
+
+    Attributes:
+        engine_weights: in the engine.
+        cache: keys and values of all slots.
+        trainer: weights, gradients, moments and the logits of a micro-batch.
+        processes: interpreters and libraries.
+    """
+
+    engine_weights: int
+    cache: int
+    trainer: int
+    processes: int = _PROCESS_BYTES
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.engine_weights + self.cache + self.trainer + self.processes
+
+    def __str__(self) -> str:
+        parts = (("engine", self.engine_weights), ("cache", self.cache), ("trainer", self.trainer))
+        return f"{_gib(self.total)} (" + ", ".join(f"{name} {_gib(size)}" for name, size in parts) + ")"
+
+
+def preflight(
+    config: Config, shape: ModelShape, vocabulary: int, prompts: Sequence[int], *, available: int | None = None
+) -> str:
+    """One line that says what fits how.
+
+    Args:
+        config: the run to be.
+        shape: of version 0.
+        vocabulary: rows that the tokenizer needs.
+        prompts: lengths of first prompts, in tokens.
+        available: bytes of memory; None asks the platform.
+
+    Raises:
+        ConfigError: naming everything that does not fit.
+    """
+    engine = decode_options(config.inference.options, EngineOptions, "inference.options")
+    engine.check()
+    memory = memory_of(shape, engine, config)
+    free = available_bytes() if available is None else available
+    problems = [*_lengths(config, engine, shape, max(prompts, default=0)), *_memory(memory, engine, free)]
+    if vocabulary > shape.vocabulary:
+        problems.append(
+            f"the tokenizer needs {vocabulary} ids, the model has {shape.vocabulary}; use the model's own tokenizer"
+        )
+    if problems:
+        raise ConfigError("the run does not fit:\n  " + "\n  ".join(problems))
+    return (
+        f"longest prompt {max(prompts, default=0)} of {config.budget.episode_tokens} tokens of an episode, "
+        f"{engine.context} of a slot, {shape.positions} positions; memory about {memory} of {_gib(free)}"
+    )
+
+
+def model_shape(config: Config, folder: Path | None, vocabulary: int) -> ModelShape:
+    """The shape of version 0: of the folder, or of the warm start to be. Raises ConfigError when it cannot be read."""
+    if folder is not None:
+        try:
+            described: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder}: its config.json cannot be read: {error}") from error
+    else:
+        described = decode_options(config.policy.options, WarmStartOptions, "policy.options").model
+        described = {**described, "vocab_size": vocabulary}
+    try:
+        return _shape(described)
+    except KeyError as error:
+        raise ConfigError(f"the model's configuration has no {error.args[0]!r}; a decoder's has") from error
+
+
+def memory_of(shape: ModelShape, engine: EngineOptions, config: Config) -> Memory:
+    """What the run will hold."""
+    size = _FLOAT_BYTES[engine.dtype]
+    cache = 2 * shape.layers * engine.slots * shape.heads * (engine.context + 1) * shape.head_size * size
+    tokens = int(config.trainer.options.get("micro_batch_tokens", 4096))
+    trainer = _TRAINER_COPIES * shape.parameters * 4 + _LOGIT_COPIES * tokens * shape.vocabulary * 4
+    return Memory(_ENGINE_COPIES * shape.parameters * size, cache, trainer)
+
+
+def available_bytes() -> int:
+    """Memory that is free for a run: the machine's, or what the control group leaves of it."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            text = Path(limit).read_text(encoding="ascii").strip()
+            if text != "max":
+                free = min(free, max(0, int(text) - int(Path(used).read_text(encoding="ascii"))))
+        except (OSError, ValueError):
+            continue
+    return free
+
+
+def _lengths(config: Config, engine: EngineOptions, shape: ModelShape, prompt: int) -> list[str]:
+    budget, problems = config.budget, list[str]()
+    if budget.episode_tokens > engine.context:
+        problems.append(
+            f"budget.episode_tokens is {budget.episode_tokens}, inference.options.context {engine.context}; raise the "
+            "context or lower the budget"
+        )
+    if engine.context > shape.positions:
+        problems.append(
+            f"inference.options.context is {engine.context}, the model has {shape.positions} positions; lower the context"
+        )
+    if prompt >= budget.episode_tokens:
+        problems.append(
+            f"the longest prompt has {prompt} tokens, budget.episode_tokens is {budget.episode_tokens}; no turn would fit, "
+            "raise the budget or shorten the system prompt"
+        )
+    return problems
+
+
+def _memory(memory: Memory, engine: EngineOptions, free: int) -> list[str]:
+    if memory.total <= free:
+        return []
+    rest = free - (memory.total - memory.cache)
+    slots = max(0, rest * engine.slots // max(1, memory.cache))
+    remedy = "take a smaller model, or lower trainer.options.micro_batch_tokens"
+    if slots:
+        remedy = f"lower inference.options.slots to {slots} at most"
+    return [f"memory of about {memory} is needed, {_gib(free)} is free; {remedy}"]
+
+
+def _shape(described: dict[str, Any]) -> ModelShape:
+    hidden, layers = int(described["hidden_size"]), int(described["num_hidden_layers"])
+    heads = int(described["num_attention_heads"])
+    key_heads = int(described.get("num_key_value_heads") or heads)
+    head_size = int(described.get("head_dim") or hidden // heads)
+    vocabulary, inner = int(described["vocab_size"]), int(described["intermediate_size"])
+    attention = 2 * hidden * head_size * (heads + key_heads)
+    embeddings = vocabulary * hidden * (1 if described.get("tie_word_embeddings", True) else 2)
+    parameters = embeddings + layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden
+    positions = int(described["max_position_embeddings"])
+    return ModelShape(positions, vocabulary, layers, key_heads, head_size, parameters)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 1024**3:.2f} GiB"
