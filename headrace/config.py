@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from headrace.errors import ConfigError
+from headrace.records.checkpoint import InFlight
 from headrace.records.learning import (
     USES_CLIP,
     AdvantageName,
@@ -204,6 +205,22 @@ class ScheduleSection(Section, frozen=True):
         return (self.credit_batches + 1) * self.batch_groups
 
 
+class CheckpointSection(Section, frozen=True):
+    """Attributes:
+    every_updates: the trainer's state goes to disk after every so many updates, while episodes go on; 0 for never. A run
+        resumes without any as well: it then computes all of its updates again.
+    keep_last: newest checkpoints that stay, at least 1.
+    keep_every: checkpoints after every so many updates stay for good; 0 keeps none beyond the newest.
+    in_flight: what becomes of attempts that run when the process ends: `resume` goes on with the same attempt where the
+        environment is pure, `reissue` starts the member again; a fresh environment is the only way in all others.
+    """
+
+    every_updates: int = 10
+    keep_last: int = 2
+    keep_every: int = 0
+    in_flight: InFlight = "resume"
+
+
 class TimeoutSection(Section, frozen=True):
     """Deadlines in seconds; no await on a port goes without one.
 
@@ -240,6 +257,7 @@ class Config(Section, frozen=True):
         trainer: the trainer's own options.
         schedule: admission, order, staleness.
         evaluation: held-out rounds.
+        checkpoint: how much a resumed run has to compute again, and what becomes of what was in flight.
         timeouts: deadlines.
     """
 
@@ -255,6 +273,7 @@ class Config(Section, frozen=True):
     trainer: AdapterSection = AdapterSection(kind="torch")
     schedule: ScheduleSection = ScheduleSection()
     evaluation: EvaluationSection = EvaluationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     timeouts: TimeoutSection = TimeoutSection()
 
     def check(self) -> None:
@@ -269,6 +288,9 @@ class Config(Section, frozen=True):
             ("schedule.infra_attempts", schedule.infra_attempts, 1),
             ("schedule.grade_tries", schedule.grade_tries, 1),
             ("evaluation.every_updates", self.evaluation.every_updates, 0),
+            ("checkpoint.every_updates", self.checkpoint.every_updates, 0),
+            ("checkpoint.keep_last", self.checkpoint.keep_last, 1),
+            ("checkpoint.keep_every", self.checkpoint.keep_every, 0),
         )
         for name, value, least in bounds:
             if value < least:

@@ -8,11 +8,16 @@ Invariant: an action of unknown outcome is never run again without a probe, and 
 * produces: the receipt, committed.
 """
 
+from collections.abc import Callable
+
 from headrace.control.recorder import Recorder, WorkerClock
-from headrace.errors import EnvironmentFault, Outcome
-from headrace.ports import Environment, Handle
+from headrace.control.recovery import AttemptPast
+from headrace.errors import EnvironmentFault, IntegrityError, Outcome
+from headrace.ports import Environment, Handle, Row
 from headrace.records.action import Action, ActionCommitted, ActionIntended, EffectClass
 from headrace.records.execution import IncarnationLost, Lease, Receipt
+from headrace.records.ids import Address
+from headrace.records.provenance import address_of
 
 _TRIES = 3
 
@@ -22,9 +27,17 @@ class UnknownEffect(EnvironmentFault):
 
 
 class ActionRunner:
-    """Executes actions of one environment."""
+    """Executes actions of one attempt.
 
-    def __init__(self, environment: Environment, recorder: Recorder, clock: WorkerClock) -> None:
+    Args:
+        environment: where.
+        recorder: where it is said.
+        clock: times the environment.
+        past: what was done of them before this process began.
+    """
+
+    def __init__(self, environment: Environment, recorder: Recorder, clock: WorkerClock, past: AttemptPast) -> None:
+        self._past = past
         self._environment = environment
         self._recorder = recorder
         self._clock = clock
@@ -35,12 +48,23 @@ class ActionRunner:
         Raises:
             EnvironmentFault: when the boundary failed for good; `UnknownEffect` when an effect outside is possible.
         """
-        effect, key = self._environment.effect, str(action.id)
-        intent = self._recorder.record(ActionIntended(action, lease.token, effect), key=key)
-        if effect is not EffectClass.PURE:
-            await self._recorder.durable(intent)
+        effect, key, past = self._environment.effect, str(action.id), self._past
+        intended = past.intents.get(action.id)
+        if intended is not None and intended.action != action:
+            raise IntegrityError(f"{action.id} was intended as {intended.action}, and is now {action}")
+        if (known := past.commits.get(action.id)) is not None:
+            return stored_receipt(past, action, self._recorder.read), known[0]
+        intent = 0
+        if intended is None:
+            intent = self._recorder.record(ActionIntended(action, lease.token, effect), key=key)
+            if effect is not EffectClass.PURE:
+                await self._recorder.durable(intent)
         receipt = await self._execute(handle, action, lease, timeout_s)
-        commit = self._recorder.record(ActionCommitted(action.id, receipt.digest), key=key, cause=intent)
+        stored = receipt.stored
+        row = Row("receipt", address_of(stored), stored)
+        commit = self._recorder.record(
+            ActionCommitted(action.id, row.address, receipt.metering), key=key, cause=intent, rows=(row,)
+        )
         return receipt, commit
 
     async def _execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:
@@ -78,3 +102,9 @@ class ActionRunner:
                 Outcome.LOST,
             ) from fault
         return answer
+
+
+def stored_receipt(past: AttemptPast, action: Action, read: Callable[[Address], bytes]) -> Receipt:
+    """The receipt of a committed action, as its COMMIT stored it."""
+    _, commit = past.commits[action.id]
+    return Receipt.from_stored(read(commit.receipt), past.intents[action.id].token, commit.metering)

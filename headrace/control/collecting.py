@@ -11,11 +11,15 @@ outstanding groups <= (credit_batches + 1) * batch_groups at every instant.
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
+
+import msgspec
 
 from headrace.control.context import RunContext
 from headrace.control.frontier import DataFrontier
 from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
 from headrace.control.recorder import sealed_row
+from headrace.control.recovery import AttemptPast, RunPast
 from headrace.errors import HeadraceError, InvariantViolated
 from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected
 from headrace.records.events import OrdinalState, rejected_state
@@ -25,6 +29,7 @@ from headrace.records.task import Task, TaskDrawn
 from headrace.scheduling.ordering import OpenGroup
 from headrace.scheduling.staleness import Lag, lag_of
 
+NO_PAST: Mapping[int, Mapping[int, AttemptPast]] = {}
 _LEAST_SCORED = 2
 """A group trains with this many rewards at least; below it there is no baseline."""
 
@@ -105,10 +110,31 @@ class Collector:
         drawn = self._recorder.record(
             TaskDrawn(row.address, task.family, task.difficulty), key=str(group_id), rows=(row,)
         )
-        self._recorder.record(
-            GroupAdmitted(self._group_size, version, self.outstanding), key=str(group_id), cause=drawn
-        )
+        self._record_admission(group, drawn)
         self._tasks[group_id.ordinal] = self._context.spawn(self._run_group(group), f"group/{group_id}")
+
+    def restore(self, past: RunPast) -> None:
+        """Takes over the open groups of a run: finished ones are ready again, the others go on."""
+        self.frontier = past.frontier
+        running = [group for group in past.groups.values() if group.closed is None]
+        for known in [*(past.groups[ordinal] for ordinal in past.closing), *running]:
+            task = msgspec.msgpack.decode(self._recorder.read(known.task), type=Task)
+            group = Group(known.id, task, known.task, known.version, known.admitted_ns / 1e9)
+            self._open[known.id.ordinal] = group
+            if known.size == 0:
+                group.admitted_version = self._context.versions.current
+                self._record_admission(group, 0)
+        for known in (past.groups[ordinal] for ordinal in past.closing):
+            assert known.closed is not None
+            group, group.closed_s = self._open[known.id.ordinal], known.closed_ns / 1e9
+            attempts = [known.attempts[m.episode.member][m.episode.attempt] for m in known.closed.members]
+            group.outcomes = tuple(self._runner.recall(attempt) for attempt in attempts)
+            self._finish(group)
+        for known in running:
+            group = self._open[known.id.ordinal]
+            self._tasks[known.id.ordinal] = self._context.spawn(
+                self._run_group(group, known.attempts), f"group/{known.id}"
+            )
 
     def open_groups(self) -> list[OpenGroup]:
         """What the deciders see of every open group."""
@@ -179,11 +205,19 @@ class Collector:
             self._abandoned_in_a_row = 0
             self.reject(group, OrdinalState.ABANDONED, reason)
 
-    async def _run_group(self, group: Group) -> None:
-        group.outcomes = tuple(await self._run_members(group))
+    def _record_admission(self, group: Group, cause: int) -> None:
+        admitted = GroupAdmitted(self._group_size, group.admitted_version, self.outstanding)
+        self._recorder.record(admitted, key=str(group.id), cause=cause)
+
+    async def _run_group(self, group: Group, past: Mapping[int, Mapping[int, AttemptPast]] = NO_PAST) -> None:
+        group.outcomes = tuple(await self._run_members(group, past))
         del self._tasks[group.id.ordinal]
         group.closed_s = self._recorder.elapsed_s
         self._recorder.record(GroupClosed(tuple(outcome.result for outcome in group.outcomes)), key=str(group.id))
+        self._finish(group)
+
+    def _finish(self, group: Group) -> None:
+        """A closed group is ready, unless too few of its members have a reward."""
         scored = sum(outcome.result.reward is not None for outcome in group.outcomes)
         if scored < min(_LEAST_SCORED, self._group_size):
             reason = f"unscored: {scored} of {self._group_size} members have a reward"
@@ -193,9 +227,9 @@ class Collector:
         self._num_ready += 1
         self._context.changed.notify()
 
-    async def _run_members(self, group: Group) -> list[MemberOutcome]:
+    async def _run_members(self, group: Group, past: Mapping[int, Mapping[int, AttemptPast]]) -> list[MemberOutcome]:
         specs = [
-            MemberSpec(group.id, member, group.task, group.task_address, self._sampling, None)
+            MemberSpec(group.id, member, group.task, group.task_address, self._sampling, None, past.get(member, {}))
             for member in range(self._group_size)
         ]
         if self._runner.is_group_scoped:

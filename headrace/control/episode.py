@@ -14,13 +14,15 @@ import dataclasses
 from collections.abc import Callable
 
 from headrace.config import TimeoutSection
-from headrace.control.acting import ActionRunner, UnknownEffect
+from headrace.control.acting import ActionRunner, UnknownEffect, stored_receipt
 from headrace.control.recorder import Recorder, WorkerClock
+from headrace.control.recovery import AttemptPast
 from headrace.control.sealing import EpisodeTrace, Sealed, Sealer
 from headrace.errors import BoundaryError, InferenceError, IntegrityError, Outcome
 from headrace.ports import Environment, Handle, Harness, Inference, ObservedTokens, TurnTiming
-from headrace.records.action import Action
+from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import IntArray, as_int32
+from headrace.records.checkpoint import InFlight
 from headrace.records.execution import EpisodeClaimed, Lease, Receipt
 from headrace.records.harness import ParsedTurn, ParseStatus
 from headrace.records.ids import ActionId, Address, EpisodeId, PolicyId
@@ -44,6 +46,8 @@ class EpisodeSpec:
         sampling: how to sample.
         pin_version: the version to use throughout; None follows publication.
         seed: root of the sampling streams.
+        past: what an earlier process of the run did of it; None when it is new.
+        in_flight: whether such an attempt goes on (`resume`) or ends where it was (`reissue`).
     """
 
     episode: EpisodeId
@@ -52,6 +56,8 @@ class EpisodeSpec:
     sampling: Sampling
     pin_version: int | None
     seed: int
+    past: AttemptPast | None = None
+    in_flight: InFlight = "resume"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +86,18 @@ class EpisodeSettings:
     has_wall_limit: bool
 
 
+class RunInterrupted(BoundaryError):
+    """The process that ran the attempt ended, and what its environment held ended with it."""
+
+    boundary = "run"
+
+
 class EpisodeDriver:
-    """Runs episodes; holds no state of any."""
+    """Runs episodes; holds no state of any.
+
+    An attempt that was in flight when its process ended takes the same way again: whatever the journal holds of it is taken
+    from there, in the order in which it happened, and only then does anything new happen.
+    """
 
     def __init__(self, ports: EpisodePorts, recorder: Recorder, sealer: Sealer, settings: EpisodeSettings) -> None:
         self._ports = ports
@@ -97,11 +113,18 @@ class EpisodeDriver:
         """
         recorder, name = self._recorder, str(spec.episode)
         claimed = recorder.record(EpisodeClaimed(lease.token, lease.deadline_s), key=f"{name}#{lease.token}")
-        started = recorder.record(EpisodeStarted(spec.task_address, spec.pin_version), key=name, cause=claimed)
+        past = spec.past or AttemptPast(spec.episode)
+        started = past.started_seq or recorder.record(
+            EpisodeStarted(spec.task_address, spec.pin_version), key=name, cause=claimed
+        )
         attempt = _Attempt(self._ports, recorder, self._settings, spec=spec, lease=lease)
-        begin_s = recorder.elapsed_s
+        begin_s = recorder.elapsed_s - past.spent_s
         terminal = await attempt.to_terminal()
         return self._sealer.seal(attempt.trace, terminal, recorder.elapsed_s - begin_s, started)
+
+    def recall(self, past: AttemptPast) -> Sealed:
+        """A sealed attempt, with the verdicts on it, from the journal."""
+        return self._sealer.recall(past)
 
 
 class _Attempt:
@@ -121,15 +144,19 @@ class _Attempt:
         self._timeouts = settings.timeouts
         self._policy_id = settings.policy_id
         self._has_wall_limit = settings.has_wall_limit
-        self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock)
         self._spec = spec
         self._lease = lease
         self._name, self._group = str(spec.episode), str(spec.episode.group)
         self.trace = EpisodeTrace(spec.episode, spec.task, spec.task_address)
         self._budget = spec.task.budget
         self._loop = asyncio.get_running_loop()
-        self._wall_deadline_s = self._loop.time() + self._budget.wall_s
-        self._is_wall_over = False
+        self._past = spec.past or AttemptPast(spec.episode)
+        self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock, self._past)
+        is_pure = ports.environment.effect is EffectClass.PURE
+        self._goes_on = not self._past.started_seq or (is_pure and spec.in_flight == "resume")
+        wall_left_s = self._budget.wall_s - self._past.spent_s
+        self._wall_deadline_s = self._loop.time() + wall_left_s
+        self._is_wall_over = self._has_wall_limit and wall_left_s <= 0
         self._request_id: str | None = None
         self._interrupt: asyncio.Task[None] | None = None
 
@@ -138,11 +165,15 @@ class _Attempt:
         timer = self._loop.call_at(self._wall_deadline_s, self._end_wall) if self._has_wall_limit else None
         handle: Handle | None = None
         try:
-            handle = await self._ports.environment.open(
-                self._spec.task, self._spec.episode, self._lease, self._timeouts.environment_s
-            )
+            handle = await self._open()
             terminal = await self._turns(handle)
+            self._look_ahead("its artifact was taken", is_recorded=False)
             self.trace.artifact = await self._ports.environment.artifact(handle, self._timeouts.environment_s)
+        except RunInterrupted as fault:
+            is_external = self._ports.environment.effect is EffectClass.EXTERNAL
+            terminal = InfraError(
+                fault.boundary, str(fault), is_effect_unknown=is_external and bool(self._past.intents)
+            )
         except UnknownEffect as fault:
             terminal = InfraError(fault.boundary, str(fault), is_effect_unknown=True)
         except BoundaryError as fault:
@@ -152,11 +183,28 @@ class _Attempt:
                 timer.cancel()
             if self._interrupt is not None:
                 await self._interrupt
-            if handle is not None:
+            if handle is not None and self._goes_on:
                 await self._ports.environment.close(handle)
         if isinstance(terminal, Truncated):
             self.trace.limits_hit.append(terminal.limit)
         return terminal
+
+    async def _open(self) -> Handle:
+        """An environment that knows the receipts of what was committed before; none is opened to look back only."""
+        past, environment, timeout_s = self._past, self._ports.environment, self._timeouts.environment_s
+        if not self._goes_on:
+            return Handle(self._spec.episode, "")
+        handle = await environment.open(self._spec.task, self._spec.episode, self._lease, timeout_s)
+        if past.commits:
+            done = [(past.intents[action_id].action, commit) for action_id, commit in past.commits.items()]
+            receipts = [(action, stored_receipt(past, action, self._recorder.read)) for action, _ in done]
+            await environment.adopt(handle, receipts, timeout_s)
+        return handle
+
+    def _look_ahead(self, what: str, is_recorded: bool) -> None:
+        """Raises RunInterrupted where the past of an attempt ends that may not go on."""
+        if not (self._goes_on or is_recorded):
+            raise RunInterrupted(f"{self._spec.episode}: its process ended before {what}, and its environment with it")
 
     async def _turns(self, handle: Handle) -> Terminal:
         trace, budget = self.trace, self._budget
@@ -173,6 +221,7 @@ class _Attempt:
             min_version = max(segment.policy.version for segment in segments if segment.policy)
             parsed = self._ports.harness.parse(_joined_ids(segments))
             if parsed.status is ParseStatus.FINAL:
+                self._look_ahead("it was claimed", is_recorded=False)
                 trace.final_text = parsed.text
                 return await self._ports.environment.claim(handle, parsed.text, self._timeouts.environment_s)
             limit = await self._respond(handle, step, parsed)
@@ -182,6 +231,10 @@ class _Attempt:
 
     async def _generate(self, step: int, max_tokens: int, min_version: int) -> tuple[TokenSegment, ...]:
         """The turn's segments, checked at the port's boundary and recorded."""
+        self._look_ahead(f"turn {step}", step in self._past.turns)
+        if (said := self._past.turns.get(step)) is not None:
+            self._take_turn(said)
+            return said.segments
         request = GenerateRequest(
             request_id=f"{self._name}/{step}",
             prefix=tuple(self.trace.segments),
@@ -209,17 +262,19 @@ class _Attempt:
             self._ports.inference_clock.leave()
         if not segments or segments[-1].finish is None:
             raise InferenceError(f"{request.request_id}: the engine ended a turn without a reason", Outcome.LOST)
-        turn = tuple(segments)
-        self.trace.extend(turn)
-        self.trace.turns += 1
-        self.trace.wait_s += timing.wait_s
-        self.trace.generate_s += timing.generate_s
-        self.trace.preemptions += timing.preemptions
-        self._recorder.record(
-            TurnGenerated(self._spec.episode, step, turn, timing.wait_s, timing.generate_s, timing.preemptions),
-            key=request.request_id,
+        turn = TurnGenerated(
+            self._spec.episode, step, tuple(segments), timing.wait_s, timing.generate_s, timing.preemptions
         )
-        return turn
+        self._take_turn(turn)
+        self._recorder.record(turn, key=request.request_id)
+        return turn.segments
+
+    def _take_turn(self, turn: TurnGenerated) -> None:
+        self.trace.extend(turn.segments)
+        self.trace.turns += 1
+        self.trace.wait_s += turn.wait_s
+        self.trace.generate_s += turn.generate_s
+        self.trace.preemptions += turn.preemptions
 
     def _limit_of(self, last: TokenSegment, room: int) -> Limit | None:
         """Which limit ended the turn, if one did."""
@@ -241,18 +296,23 @@ class _Attempt:
             self._extend(self._within(1, lambda room: harness.object_to(parsed.problem, room)))
             return Limit.MALFORMED_CALLS if trace.malformed >= budget.malformed_calls else None
         receipts: list[tuple[Action, Receipt, int]] = []
+        is_over = self._past.has_observed(step)
         for ordinal, call in enumerate(parsed.calls):
             action = Action(ActionId(self._spec.episode, step, ordinal), call.tool, call.arguments)
+            is_committed = action.id in self._past.commits
+            if is_over and not is_committed:
+                break
+            self._look_ahead(f"{action.id} was done", is_committed)
             begin_s = self._loop.time()
             receipt, commit = await self._actions.run(handle, action, self._lease, self._tool_timeout_s())
-            trace.tool_s += self._loop.time() - begin_s
+            trace.tool_s += receipt.metering.wall_s if is_committed else self._loop.time() - begin_s
             trace.metering = trace.metering + receipt.metering
             receipts.append((action, receipt, commit))
-            if self._limit_reached():
+            if self._limit_reached(step):
                 break
         outputs = [receipt.output for _, receipt, _ in receipts]
         self._observe(receipts, self._within(len(outputs), lambda room: harness.observe(outputs, room)))
-        return self._limit_reached()
+        return self._limit_reached(step)
 
     def _within(self, count: int, observe: Callable[[int], ObservedTokens]) -> ObservedTokens:
         """Observations of one step that share what is left of `episode_tokens`, the template around them included.
@@ -274,18 +334,18 @@ class _Attempt:
         first = len(self.trace.segments)
         for position, (action, receipt, commit) in enumerate(receipts):
             index = observed.observation_indices[position]
-            self._recorder.record(
-                ActionObserved(
-                    action_id=action.id,
-                    output=address_of(receipt.output),
-                    ids=observed.segments[index].ids,
-                    revision=receipt.revision,
-                    is_cut=observed.is_cut[position],
-                    neutralized=observed.neutralized[position],
-                ),
-                key=str(action.id),
-                cause=commit,
+            shown = ActionObserved(
+                action_id=action.id,
+                output=address_of(receipt.output),
+                ids=observed.segments[index].ids,
+                revision=receipt.revision,
+                is_cut=observed.is_cut[position],
+                neutralized=observed.neutralized[position],
             )
+            if (known := self._past.observed.get(action.id)) is None:
+                self._recorder.record(shown, key=str(action.id), cause=commit)
+            elif known != shown:
+                raise IntegrityError(f"{action.id} was observed otherwise before; its episode cannot go on")
             self.trace.actions.append(
                 ActionOutcome(
                     action=action,
@@ -311,7 +371,10 @@ class _Attempt:
             return self._timeouts.tool_s
         return max(1e-3, min(self._timeouts.tool_s, self._wall_deadline_s - self._loop.time()))
 
-    def _limit_reached(self) -> Limit | None:
+    def _limit_reached(self, step: int) -> Limit | None:
+        """The limit that ends the episode after the step; none did where it went on."""
+        if step + 1 in self._past.turns:
+            return None
         if self.trace.metering.cpu_s > self._budget.environment_cpu_s:
             return Limit.ENVIRONMENT_CPU
         return Limit.WALL if self._is_wall_over else None

@@ -10,15 +10,18 @@ Invariant: a round uses exactly one version, whatever is published meanwhile; an
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.control.context import RunContext
 from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
 from headrace.control.recorder import sealed_row
+from headrace.control.recovery import AttemptPast, RoundPast, RunPast
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted, StratumScore
 from headrace.records.ids import GroupId, PolicyId, PolicyRef, Purpose
 from headrace.records.segment import Sampling
 from headrace.records.task import Task
+
+NO_ATTEMPTS: Mapping[int, Mapping[int, AttemptPast]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,20 @@ class Evaluator:
         self._versions = context.versions
         self._settings = settings
         self._next_ordinal = 0
+        self._past: dict[str, RoundPast] = {}
+
+    def restore(self, past: RunPast) -> list[int]:
+        """Versions with rounds to go on with: those that were running, and those of the newest version not begun."""
+        self._past = {item.key: item for item in past.rounds}
+        self._next_ordinal = sum(item.episodes for item in past.rounds)
+        versions = {item.version for item in past.open_rounds}
+        if self.is_due(past.version):
+            keys = {self._key(past.version, temperature) for temperature in self._settings.temperatures}
+            versions |= {past.version} if keys - self._past.keys() else set()
+        return sorted(versions)
+
+    def _key(self, version: int, temperature: float) -> str:
+        return f"{PolicyRef(self._settings.policy_id, version)}/{temperature}"
 
     def is_due(self, version: int) -> bool:
         """Whether a version gets a round."""
@@ -73,14 +90,29 @@ class Evaluator:
 
     async def _round(self, version: int, temperature: float) -> None:
         recorder, policy = self._recorder, PolicyRef(self._settings.policy_id, version)
-        key, begin_s = f"{policy}/{temperature}", recorder.elapsed_s
+        key, begin_s = self._key(version, temperature), recorder.elapsed_s
+        past = self._past.get(key)
+        if past is not None and past.is_complete:
+            return
         rows = tuple(sealed_row("task", task) for task in self._tasks)
         started = recorder.record(EvaluationStarted(policy, temperature, len(self._tasks)), key=key, rows=rows)
-        specs: list[MemberSpec] = []
-        for task, row in zip(self._tasks, rows, strict=True):
-            group = GroupId.of(Purpose.EVAL, self._next_ordinal)
-            self._next_ordinal += 1
-            specs.append(MemberSpec(group, 0, task, row.address, Sampling(temperature), version))
+        first, known = self._next_ordinal, NO_ATTEMPTS
+        if past is None:
+            self._next_ordinal += len(self._tasks)
+        else:
+            first, known, begin_s = past.first_ordinal, past.attempts, past.started_ns / 1e9
+        specs = [
+            MemberSpec(
+                GroupId.of(Purpose.EVAL, ordinal),
+                0,
+                task,
+                row.address,
+                Sampling(temperature),
+                version,
+                known.get(ordinal, {}),
+            )
+            for ordinal, (task, row) in enumerate(zip(self._tasks, rows, strict=True), start=first)
+        ]
         outcomes = await asyncio.gather(*(self._episode(spec) for spec in specs))
         recorder.record(
             self._result(policy, temperature, outcomes, recorder.elapsed_s - begin_s), key=key, cause=started

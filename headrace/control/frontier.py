@@ -3,19 +3,29 @@
 Invariant, after every change: drawn = open + trained + filtered + abandoned, and no ordinal changes state twice.
 """
 
+import dataclasses
 from collections import Counter
 
 from headrace.errors import InvariantViolated
 from headrace.records.events import OrdinalState
 
 
+@dataclasses.dataclass
 class DataFrontier:
-    """States of drawn ordinals. Closed ones are kept as counts and a set, so that a second closing is refused."""
+    """States of drawn ordinals. Closed ones are kept as counts, so that a second closing is refused.
 
-    def __init__(self) -> None:
-        self.drawn = 0
-        self._open: set[int] = set()
-        self._closed: Counter[OrdinalState] = Counter()
+    Attributes:
+        drawn: ordinals drawn.
+    """
+
+    drawn: int = 0
+    _open: set[int] = dataclasses.field(default_factory=set[int])
+    _closed: Counter[OrdinalState] = dataclasses.field(default_factory=Counter[OrdinalState])
+
+    @property
+    def open(self) -> tuple[int, ...]:
+        """Open ordinals, rising."""
+        return tuple(sorted(self._open))
 
     def draw(self) -> int:
         """The next ordinal, now open."""

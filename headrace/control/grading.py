@@ -44,8 +44,15 @@ class Grading:
         """The verdict that counts, for each transcript."""
         verdicts: dict[Address, Verdict] = {}
         pending: list[Submission] = []
+        tries = 0
         for item in sealed:
             terminal = item.transcript.terminal
+            if item.verdicts:
+                verdicts[item.address] = item.verdicts[-1]
+                if not self._retry.may_grade_again(item.verdicts[-1], len(item.verdicts)):
+                    continue
+                # Members of a group are graded together, so all that are still pending have had as many tries.
+                tries = max(tries, len(item.verdicts))
             if isinstance(terminal, InfraError):
                 cause = UnscoredCause.UNKNOWN_EFFECT if terminal.is_effect_unknown else UnscoredCause.INFRA
                 verdict = Verdict(item.address, self._grader.version, Unscored(cause, terminal.detail))
@@ -54,7 +61,6 @@ class Grading:
             else:
                 text = item.transcript.final_text
                 pending.append(Submission(item.address, item.transcript.episode, task, text, item.artifact))
-        tries = 0
         while pending:
             answers = await self._ask(pending)
             tries += 1

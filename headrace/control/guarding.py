@@ -35,6 +35,10 @@ class CollapseGuard:
         self._guard = guard
         self._first_entropy: float | None = None
 
+    def recall(self, first_entropy: float | None) -> None:
+        """Takes over what the run measured first."""
+        self._first_entropy = first_entropy
+
     def judge(self, metrics: Mapping[str, float], step_kl: float | None) -> Alarm | None:
         """The alarm of an update, if any.
 

@@ -10,19 +10,21 @@ Invariant: only an infrastructure failure starts a new attempt, and never one wh
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from headrace.control.episode import EpisodeDriver, EpisodeSpec
+from headrace.control.episode import EpisodeDriver, EpisodeSpec, RunInterrupted
 from headrace.control.grading import Grading
+from headrace.control.recovery import AttemptPast
 from headrace.control.sealing import Sealed
 from headrace.ports import Leases
 from headrace.records.batch import MemberResult
+from headrace.records.checkpoint import InFlight
 from headrace.records.ids import Address, EpisodeId, GroupId
 from headrace.records.reward import RewardRule, reward_of
 from headrace.records.segment import Sampling
 from headrace.records.streams import stream
 from headrace.records.task import Task
-from headrace.records.terminal import Truncated
+from headrace.records.terminal import InfraError, Truncated
 from headrace.records.verdict import Scored, Verdict
 from headrace.scheduling.retry import RetryRule
 from headrace.scheduling.staleness import Sampled
@@ -39,6 +41,7 @@ class MemberSpec:
         task_address: its address.
         sampling: how to sample.
         pin_version: version to use throughout; None follows publication.
+        past: its attempts under earlier processes of the run, by number.
     """
 
     group: GroupId
@@ -47,6 +50,7 @@ class MemberSpec:
     task_address: Address
     sampling: Sampling
     pin_version: int | None
+    past: Mapping[int, AttemptPast] = dataclasses.field(default_factory=dict[int, AttemptPast])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +82,7 @@ class MemberOutcome:
 class MemberRunner:
     """Runs members; holds no state of any."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it acts through and the rules that it goes by
         self,
         driver: EpisodeDriver,
         grading: Grading,
@@ -87,6 +91,7 @@ class MemberRunner:
         retry: RetryRule,
         reward_rule: RewardRule,
         seed: int,
+        in_flight: InFlight = "resume",
     ) -> None:
         self._driver = driver
         self._grading = grading
@@ -94,6 +99,7 @@ class MemberRunner:
         self._retry = retry
         self._reward_rule = reward_rule
         self._seed = seed
+        self._in_flight: InFlight = in_flight
 
     @property
     def is_group_scoped(self) -> bool:
@@ -101,20 +107,48 @@ class MemberRunner:
         return self._grading.is_group_scoped
 
     async def roll(self, spec: MemberSpec) -> Sealed:
-        """The attempt that counts."""
-        loop = asyncio.get_running_loop()
-        attempt = 0
+        """The attempt that counts. What ended with its process is no failure of the member's, and has no bound."""
+        attempt, failures = 0, 0
         while True:
-            episode = EpisodeId(spec.group, spec.member, attempt)
-            lease = self._leases.grant(episode, loop.time() + spec.task.budget.wall_s)
-            sealed = await self._driver.run(
-                EpisodeSpec(episode, spec.task, spec.task_address, spec.sampling, spec.pin_version, self._seed), lease
-            )
+            sealed = await self._attempt(spec, attempt)
             attempt += 1
-            if not self._retry.may_attempt_again(sealed.transcript.terminal, attempt):
+            terminal = sealed.transcript.terminal
+            if isinstance(terminal, InfraError) and terminal.boundary == RunInterrupted.boundary:
+                if terminal.is_effect_unknown:
+                    return sealed
+                continue
+            failures += 1
+            if not self._retry.may_attempt_again(terminal, failures):
                 return sealed
-            jitter = float(stream(self._seed, "backoff", str(episode)).random())
-            await asyncio.sleep(self._retry.delay_s(attempt, jitter))
+            if attempt not in spec.past:
+                jitter = float(stream(self._seed, "backoff", str(sealed.transcript.episode)).random())
+                await asyncio.sleep(self._retry.delay_s(failures, jitter))
+
+    async def _attempt(self, spec: MemberSpec, attempt: int) -> Sealed:
+        """The sealed attempt: recalled, gone on with, or made."""
+        past = spec.past.get(attempt)
+        if past is not None and past.sealed is not None:
+            return self._driver.recall(past)
+        episode = EpisodeId(spec.group, spec.member, attempt)
+        lease = self._leases.grant(episode, asyncio.get_running_loop().time() + spec.task.budget.wall_s)
+        return await self._driver.run(
+            EpisodeSpec(
+                episode,
+                spec.task,
+                spec.task_address,
+                spec.sampling,
+                spec.pin_version,
+                self._seed,
+                past,
+                self._in_flight,
+            ),
+            lease,
+        )
+
+    def recall(self, past: AttemptPast) -> MemberOutcome:
+        """Outcome of an attempt that counts, from the journal: its last verdict is the one that does."""
+        sealed = self._driver.recall(past)
+        return self._outcome(sealed, sealed.verdicts[-1])
 
     async def grade(self, sealed: Sequence[Sealed], task: Task) -> list[MemberOutcome]:
         """Outcomes of sealed members, in the order given."""

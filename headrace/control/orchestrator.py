@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import cast
 
 from headrace.config import Config
+from headrace.control.checkpointing import Checkpointer, CheckpointSettings
 from headrace.control.collecting import Collector
 from headrace.control.context import RunContext, Spawn
 from headrace.control.episode import EpisodeDriver, EpisodePorts, EpisodeSettings
@@ -19,20 +20,25 @@ from headrace.control.leases import CountingLeases
 from headrace.control.member import MemberRunner
 from headrace.control.publishing import WORKER, Publisher, PublishSettings
 from headrace.control.recorder import Observer, Recorder, WorkerClock, sealed_row
+from headrace.control.recovery import RunPast, recover
+from headrace.control.resuming import check_same_run, restore_trainer
 from headrace.control.sealing import Sealer
 from headrace.control.signal import Changed
 from headrace.control.source import SourceLoop
 from headrace.control.updating import UpdateLoop, UpdateSettings
 from headrace.control.versions import Versions
 from headrace.errors import HeadraceError
-from headrace.ports import Environment, Grader, Harness, Inference, Journal, TaskSource, Trainer
+from headrace.ports import Environment, Grader, Harness, Inference, Journal, Leases, TaskSource, Trainer
+from headrace.records.action import EffectClass
 from headrace.records.arrays import IntArray
-from headrace.records.ids import PolicyId
+from headrace.records.checkpoint import RunResumed
+from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.reward import RewardRule
 from headrace.records.run import RunEnded, RunStarted, WeightsHeld
 from headrace.scheduling.admission import Admission
 from headrace.scheduling.ordering import BatchOrder
+from headrace.scheduling.retention import Retention
 from headrace.scheduling.retry import RetryRule
 from headrace.scheduling.staleness import Staleness, StalenessRule
 
@@ -125,15 +131,24 @@ class Orchestrator:
     async def run(self) -> RunSummary:
         """The summary, once every loop is done and the journal is durable.
 
+        A journal that holds events of the run already is gone on with: see `headrace.control.recovery`.
+
         Raises:
+            ConfigError: when the journal is of a run that this process cannot go on with; nothing was recorded then.
             HeadraceError: the first failure that stopped the run, already recorded in `RunEnded`.
         """
-        recorder = Recorder(self._ports.journal, self._observers)
+        journal, ports = self._ports.journal, self._ports
+        past = recover(journal.events())
+        check_same_run(
+            past, self._config, journal.read, versions=_content_versions(ports), initial=self._facts.initial.weights
+        )
+        recorder = Recorder(journal, self._observers, start_ns=past.last_ns, recorded=past.recorded)
+        recorder.updates = past.updates
         await recorder.durable(self._record_start(recorder))
         try:
             async with asyncio.TaskGroup() as tasks:
                 context = RunContext(recorder, Versions(), Changed(), _spawner(tasks))
-                loops = _Loops(self._config, self._ports, self._facts, context, staleness=self._staleness)
+                loops = _Loops(self._config, ports, self._facts, context, past=past, staleness=self._staleness)
                 watchers = [context.spawn(_fail_when_lost(item), "watch") for item in self._watch]
                 reason = await loops.run()
                 for watcher in watchers:
@@ -146,7 +161,7 @@ class Orchestrator:
             await self._record_end(recorder, f"failed: {type(first).__name__}: {first}")
             raise first from group
         await self._record_end(recorder, reason)
-        return RunSummary(reason, recorder.updates, self._ports.journal.head())
+        return RunSummary(reason, recorder.updates, journal.head())
 
     def _record_start(self, recorder: Recorder) -> int:
         row, facts = sealed_row("config", self._config), self._facts
@@ -158,27 +173,38 @@ class Orchestrator:
             facts.wall_clock,
             facts.resources,
             facts.notes,
+            _content_versions(self._ports),
         )
-        seq = recorder.record(started, key=facts.run_id, rows=(row,))
+        seq = recorder.record(started, key=self._life, rows=(row,))
         for held in facts.copies:
             recorder.hold_weights(held)
         return seq
 
     async def _record_end(self, recorder: Recorder, reason: str) -> None:
-        await recorder.durable(recorder.record(RunEnded(reason, recorder.updates), key=self._facts.run_id))
+        await recorder.durable(recorder.record(RunEnded(reason, recorder.updates), key=self._life))
+
+    @property
+    def _life(self) -> str:
+        """Name of this process's part of the run: the run's own for the first one, then with the epoch."""
+        epoch = self._ports.journal.epoch
+        return self._facts.run_id if epoch == 1 else f"{self._facts.run_id}#{epoch}"
 
 
 class _Loops:
     """The loops of one run, wired on a context whose task group owns every task of theirs."""
 
     def __init__(
-        self, config: Config, ports: Ports, facts: RunFacts, context: RunContext, *, staleness: Staleness
+        self, config: Config, ports: Ports, facts: RunFacts, context: RunContext, *, past: RunPast, staleness: Staleness
     ) -> None:
         schedule, policy_id = config.schedule, PolicyId(config.policy.policy_id)
+        self._config = config
+        self._ports = ports
         self._context = context
         self._facts = facts
+        self._past = past
         self._evaluations: list[asyncio.Task[None]] = []
-        runner = _member_runner(config, ports, context)
+        leases = CountingLeases(past.lease_token)
+        runner = _member_runner(config, ports, context, leases)
         self._collector = Collector(
             runner,
             context,
@@ -197,11 +223,15 @@ class _Loops:
             ),
             clock=WorkerClock(context.recorder, "trainer"),
         )
+        self._checkpointer = Checkpointer(
+            ports.trainer, leases, context, settings=_checkpoint_settings(config), clock=self._publisher.clock
+        )
         self._updates = UpdateLoop(
             self._collector,
             self._source,
             ports.trainer,
             self._publisher,
+            checkpointer=self._checkpointer,
             context=context,
             settings=_update_settings(config, staleness),
         )
@@ -216,8 +246,11 @@ class _Loops:
 
     async def run(self) -> str:
         """Why the run ended."""
-        await self._publisher.publish(0, self._facts.initial.weights, self._facts.initial_bytes, cause=0)
-        self._evaluate_if_due(0)
+        if self._past.weights:
+            await self._resume(self._past)
+        else:
+            await self._publisher.publish(0, self._facts.initial.weights, self._facts.initial_bytes, cause=0)
+            self._evaluate_if_due(0)
         admission = self._context.spawn(self._source.run(), "admission")
         reason = await self._updates.run(self._evaluate_if_due)
         admission.cancel()
@@ -229,10 +262,66 @@ class _Loops:
         """Starts a held-out round and pins its version before anything newer can be published."""
         if self._evaluator.is_due(version):
             self._context.versions.pin(version)
-            self._evaluations.append(self._context.spawn(self._evaluator.evaluate(version), f"evaluation/{version}"))
+            self._evaluate(version)
+
+    def _evaluate(self, version: int) -> None:
+        self._evaluations.append(self._context.spawn(self._evaluator.evaluate(version), f"evaluation/{version}"))
+
+    async def _resume(self, past: RunPast) -> None:
+        """Everything stands where the journal ends: first the trainer, then the engine, then what runs on them."""
+        recorder, versions = self._context.recorder, self._context.versions
+        begin_s = recorder.elapsed_s
+        in_flight = [attempt for group in past.groups.values() for attempt in group.running()]
+        goes_on = self._config.checkpoint.in_flight == "resume" and self._ports.environment.effect is EffectClass.PURE
+        open_groups, ready_groups = len(past.groups), len(past.closing)
+        versions.restore(past.weights)
+        self._source.restore(past)
+        self._checkpointer.restore(past)
+        self._updates.restore(past)
+        pinned = self._evaluator.restore(past)
+        for version in pinned:
+            versions.pin(version)
+        trainer = await restore_trainer(self._ports.trainer, past, recorder.read, self._config.timeouts.update_s)
+        await self._publisher.serve_again(past.weights, pinned)
+        recorder.record(
+            RunResumed(
+                last_seq=past.last_seq,
+                version=past.version,
+                checkpoint=trainer.checkpoint,
+                replayed=trainer.replayed,
+                identical=trainer.identical,
+                open_groups=open_groups,
+                ready_groups=ready_groups,
+                resumed=len(in_flight) if goes_on else 0,
+                reissued=0 if goes_on else len(in_flight),
+                restore_s=recorder.elapsed_s - begin_s,
+            ),
+            key=f"{self._facts.run_id}#{self._ports.journal.epoch}",
+        )
+        self._collector.restore(past)
+        for version in pinned:
+            self._evaluate(version)
 
 
-def _member_runner(config: Config, ports: Ports, context: RunContext) -> MemberRunner:
+def _content_versions(ports: Ports) -> dict[str, Address]:
+    return {
+        "environment": ports.environment.version,
+        "grader": ports.grader.version,
+        "harness": ports.harness.version,
+    }
+
+
+def _checkpoint_settings(config: Config) -> CheckpointSettings:
+    checkpoint = config.checkpoint
+    return CheckpointSettings(
+        checkpoint.every_updates,
+        checkpoint.in_flight,
+        Retention(checkpoint.keep_last, checkpoint.keep_every),
+        config.timeouts.update_s,
+    )
+
+
+def _member_runner(config: Config, ports: Ports, context: RunContext, leases: Leases) -> MemberRunner:
     schedule, recorder = config.schedule, context.recorder
     retry = RetryRule(schedule.infra_attempts, schedule.grade_tries)
     driver = EpisodeDriver(
@@ -253,10 +342,11 @@ def _member_runner(config: Config, ports: Ports, context: RunContext) -> MemberR
     return MemberRunner(
         driver,
         grading,
-        CountingLeases(),
+        leases,
         retry=retry,
         reward_rule=RewardRule(config.algorithm.reward_rule),
         seed=config.run.seed,
+        in_flight=config.checkpoint.in_flight,
     )
 
 

@@ -10,7 +10,7 @@ while the weights are still staged, so nothing is ever sampled with weights that
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -101,6 +101,27 @@ class Publisher:
         finally:
             self.clock.leave()
 
+    async def serve_again(self, weights: Mapping[int, Address], pinned: Sequence[int]) -> None:
+        """Returns once a fresh engine serves the newest committed version, and holds those that are pinned.
+
+        The canary is scored again: an engine serves nothing that it has not proven.
+
+        Raises:
+            InferenceError: when a phase failed or the canary disagrees.
+        """
+        newest, timeout_s = max(weights), self._settings.timeout_s
+        self.clock.enter("publish", WorkerState.SYNC)
+        try:
+            for version in sorted({*pinned} - {newest}):
+                policy = PolicyRef(self._settings.policy_id, version)
+                await self._inference.stage(policy, weights[version], timeout_s)
+                await self._inference.activate(policy, self._versions.pinned, timeout_s)
+            policy = PolicyRef(self._settings.policy_id, newest)
+            staged, _ = await self._prepare(policy, weights[newest], 0, cause=0)
+            await self._activate(policy, staged)
+        finally:
+            self.clock.leave()
+
     async def _prepare(
         self, policy: PolicyRef, weights: Address, size_bytes: int, cause: int
     ) -> tuple[int, float | None]:
@@ -115,15 +136,18 @@ class Publisher:
         return staged, await self._check_canary(policy, staged)
 
     async def _commit(self, policy: PolicyRef, weights: Address, kl_to_previous: float | None, staged: int) -> None:
-        recorder, timeout_s, key = self._recorder, self._settings.timeout_s, str(policy)
-        committed = recorder.record(WeightsCommitted(policy, weights, kl_to_previous), key=key, cause=staged)
+        recorder = self._recorder
+        committed = recorder.record(WeightsCommitted(policy, weights, kl_to_previous), key=str(policy), cause=staged)
         await recorder.durable(committed)
         self._versions.commit(policy.version, weights)
-        activation = await self._inference.activate(policy, self._versions.pinned, timeout_s)
-        recorder.record(
+        await self._activate(policy, committed)
+
+    async def _activate(self, policy: PolicyRef, cause: int) -> None:
+        activation = await self._inference.activate(policy, self._versions.pinned, self._settings.timeout_s)
+        self._recorder.record(
             WeightsActivated(policy, activation.worker, activation.pause_s, activation.rebuilt_tokens),
-            key=f"{key}/{activation.worker}",
-            cause=committed,
+            key=f"{policy}/{activation.worker}",
+            cause=cause,
         )
 
     async def _check_canary(self, policy: PolicyRef, cause: int) -> float | None:

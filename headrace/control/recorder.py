@@ -4,17 +4,18 @@ Observers (live progress, invariant checks) are plain functions over events; the
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.ports import Journal, Row
-from headrace.records.events import Event, Payload
+from headrace.records.events import Event, Payload, kind_of
 from headrace.records.ids import Address
 from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.run import WeightsHeld, WorkerState, WorkerStateChanged
 from headrace.records.update import UpdateCompleted
 
 Observer = Callable[[Event], None]
+NOTHING: Mapping[tuple[str, str], int] = {}
 
 
 def sealed_row(kind: str, record: Any) -> Row:
@@ -29,30 +30,44 @@ class Recorder:
     Args:
         journal: where events go.
         observers: called with every event, in order, before `record` returns.
+        start_ns: time of the last event of the processes before this one.
+        recorded: steps of theirs, by kind and key, that are done again and not recorded again.
 
     Attributes:
         updates: number of the newest completed update.
+        last_seq: sequence number of the newest event.
     """
 
-    def __init__(self, journal: Journal, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        observers: Sequence[Observer] = (),
+        *,
+        start_ns: int = 0,
+        recorded: Mapping[tuple[str, str], int] = NOTHING,
+    ) -> None:
         self._journal = journal
         self._observers = tuple(observers)
+        self._recorded = recorded
         self._loop = asyncio.get_running_loop()
-        self._start_s = self._loop.time()
+        self._start_s = self._loop.time() - start_ns / 1e9
         self.updates = 0
+        self.last_seq = 0
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds on the control plane's clock since the recorder was made."""
+        """Seconds of the run on the control plane's clock; those between two processes do not count."""
         return self._loop.time() - self._start_s
 
     def record(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         """Sequence number of the event."""
         if isinstance(payload, UpdateCompleted):
             self.updates = payload.result.update
-        seq = self._journal.append(payload, key=key, cause=cause, rows=rows)
+        if self._recorded and (known := self._recorded.get((kind_of(payload), key))) is not None:
+            return known
+        seq = self.last_seq = self._journal.append(payload, key=key, cause=cause, rows=rows)
         if self._observers:
-            event = Event(seq, 0, "", round(self.elapsed_s * 1e9), key, cause, payload)
+            event = Event(seq, self._journal.epoch, "", round(self.elapsed_s * 1e9), key, cause, payload)
             for observer in self._observers:
                 observer(event)
         return seq

@@ -6,7 +6,10 @@ Invariant: what is sealed passed `Transcript.check` (equal lengths, versions tha
 
 import dataclasses
 
+import msgspec
+
 from headrace.control.recorder import Recorder, sealed_row
+from headrace.control.recovery import AttemptPast
 from headrace.errors import IntegrityError
 from headrace.ports import Harness
 from headrace.records.execution import Metering
@@ -16,6 +19,7 @@ from headrace.records.segment import TokenSegment
 from headrace.records.task import Task
 from headrace.records.terminal import Limit, Terminal, terminal_name
 from headrace.records.trajectory import ActionOutcome, Path, SideRecord, Transcript, TranscriptSealed
+from headrace.records.verdict import Verdict
 
 AGENT = "policy"
 """Name of the one agent of a single-path episode."""
@@ -51,11 +55,19 @@ class EpisodeTrace:
 
 @dataclasses.dataclass(frozen=True)
 class Sealed:
-    """A sealed transcript with its address."""
+    """A sealed transcript with its address.
+
+    Attributes:
+        transcript: the record.
+        address: its address.
+        artifact: what the grader may read besides.
+        verdicts: verdicts that are sealed already, in order of the tries.
+    """
 
     transcript: Transcript
     address: Address
     artifact: bytes
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class Sealer:
@@ -124,6 +136,15 @@ class Sealer:
             rows=(*artifact, row, side),
         )
         return Sealed(transcript, row.address, trace.artifact)
+
+    def recall(self, past: AttemptPast) -> Sealed:
+        """A sealed attempt from the journal. Raises IntegrityError when a row is damaged."""
+        read, sealed = self._recorder.read, past.sealed
+        assert sealed is not None, "only a sealed attempt can be recalled"
+        transcript = msgspec.msgpack.decode(read(sealed.transcript), type=Transcript)
+        artifact = b"" if transcript.artifact is None else msgspec.msgpack.decode(read(transcript.artifact), type=bytes)
+        verdicts = tuple(msgspec.msgpack.decode(read(address), type=Verdict) for address in past.verdicts)
+        return Sealed(transcript, sealed.transcript, artifact, verdicts)
 
     def _policies(self, trace: EpisodeTrace) -> tuple[PolicyVersion, ...]:
         found = {segment.policy for segment in trace.segments if segment.policy is not None}

@@ -10,6 +10,9 @@ from collections import deque
 
 from headrace.control.collecting import Collector
 from headrace.control.context import RunContext
+from headrace.control.recorder import sealed_row
+from headrace.control.recovery import RunPast
+from headrace.errors import ConfigError
 from headrace.ports import TaskSource
 from headrace.records.task import SourceExhausted, Task
 from headrace.scheduling.admission import Admission, AdmissionState
@@ -42,6 +45,22 @@ class SourceLoop:
         """The task comes before any other, under a new ordinal; an exhausted source takes none back."""
         self._again.append(task)
         self._context.changed.notify()
+
+    def restore(self, past: RunPast) -> None:
+        """Moves the cursor to where the run's earlier processes left it.
+
+        Raises:
+            ConfigError: when the source does not give the tasks that were drawn then.
+        """
+        for ordinal, address in enumerate(past.tasks):
+            task = self._source.next()
+            if task is None or sealed_row("task", task).address != address:
+                found = "nothing more" if task is None else f"{task.family} {task.question!r}"
+                raise ConfigError(
+                    f"task {ordinal} of the source is {found}, the run drew {address}; it cannot go on with other tasks "
+                    "or code, start a new run"
+                )
+        self.is_exhausted = past.is_exhausted
 
     async def run(self) -> None:
         """Admits until the source is exhausted."""

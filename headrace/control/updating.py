@@ -17,11 +17,13 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.config import AlgorithmSection
+from headrace.control.checkpointing import Checkpointer
 from headrace.control.collecting import Collector, Group
 from headrace.control.context import RunContext
 from headrace.control.guarding import Alarm, CollapseGuard
 from headrace.control.publishing import Publisher
 from headrace.control.recorder import sealed_row
+from headrace.control.recovery import RunPast, UpdatePast
 from headrace.control.scoring import batch_scored, stratum_updates
 from headrace.control.shaping import BatchShaper, filter_reason
 from headrace.control.source import SourceLoop
@@ -71,13 +73,14 @@ class UpdateSettings:
 class UpdateLoop:
     """Turns ready groups into versions."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it takes from and hands on to
         self,
         collector: Collector,
         source: SourceLoop,
         trainer: Trainer,
         publisher: Publisher,
         *,
+        checkpointer: Checkpointer,
         context: RunContext,
         settings: UpdateSettings,
     ) -> None:
@@ -85,12 +88,19 @@ class UpdateLoop:
         self._source = source
         self._trainer = trainer
         self._publisher = publisher
+        self._checkpointer = checkpointer
         self._context = context
         self._recorder = context.recorder
         self._versions = context.versions
         self._settings = settings
         self._guard = CollapseGuard(settings.algorithm.guard)
         self._rejected_in_a_row = 0
+        self._past: UpdatePast | None = None
+
+    def restore(self, past: RunPast) -> None:
+        """Goes on with the update that the run's earlier processes left without a version."""
+        self._past = past.update
+        self._guard.recall(past.first_entropy)
 
     async def run(self, on_version: Callable[[int], None]) -> str:
         """Why it ended: `completed`, `exhausted` when tasks ran out before the updates did, or `paused: …` by the guard.
@@ -98,15 +108,24 @@ class UpdateLoop:
         Args:
             on_version: called with each new version once its groups gave their slots back.
         """
-        for update in range(1, self._settings.updates + 1):
-            shaper, groups = await self._next_batch(update)
+        for update in range(self._versions.current + 1, self._settings.updates + 1):
+            shaper, groups = self._batch_again() or await self._next_batch(update)
             if not groups:
                 return "exhausted"
             alarm = await self._update(update, groups, shaper)
             if alarm is not None:
                 return f"paused: {alarm.figure} {alarm.value:.3g} in update {update}, {alarm.bound:.3g} is allowed"
             on_version(self._versions.current)
+            self._checkpointer.begin(update, self._collector.frontier)
+        await self._checkpointer.settle()
         return "completed"
+
+    def _batch_again(self) -> tuple[BatchShaper, list[Group]] | None:
+        """The batch that was selected already, if there is one."""
+        if self._past is None:
+            return None
+        groups = [self._collector.group(group.ordinal) for group in self._past.groups]
+        return BatchShaper(groups, self._settings.algorithm), groups
 
     async def _next_batch(self, update: int) -> tuple[BatchShaper, list[Group]]:
         """A batch with at least one row; without groups when none can come any more."""
@@ -170,6 +189,7 @@ class UpdateLoop:
     async def _update(self, update: int, groups: list[Group], shaper: BatchShaper) -> Alarm | None:
         """The alarm that kept the new version from being served, if any."""
         recorder, settings = self._recorder, self._settings
+        await self._checkpointer.settle()
         selected = recorder.record(BatchSelected(update, tuple(group.id for group in groups)), key=str(update))
         await recorder.durable(selected)
         base_version, difficulties = self._versions.current, shaper.difficulties
@@ -181,7 +201,7 @@ class UpdateLoop:
             plan = self._plan(update, shaper.rows_after(scores))
             planned = self._record_plan(plan, groups, shaper, selected)
             await recorder.durable(planned)
-            result = await self._trainer.update(plan, settings.timeout_s)
+            result = await self._step(plan)
             strata = stratum_updates(result.rows, difficulties)
             kept = msgspec.structs.replace(result, rows=())
             completed = recorder.record(UpdateCompleted(kept, strata), key=str(update), cause=planned)
@@ -194,6 +214,16 @@ class UpdateLoop:
             self._rejected_in_a_row = 0
             self._collector.consume(tuple(group.id.ordinal for group in groups))
         return alarm
+
+    async def _step(self, plan: BatchPlan) -> UpdateResult:
+        """What came of the plan. One that was durable before is taken as it was planned, and so are weights that it made."""
+        past, self._past = self._past, None
+        if past is not None and past.plan is not None:
+            plan = msgspec.msgpack.decode(self._recorder.read(past.plan), type=BatchPlan)
+        if past is None or past.result is None:
+            return await self._trainer.update(plan, self._settings.timeout_s)
+        await self._trainer.replay(plan, past.result.weights, self._settings.timeout_s)
+        return past.result
 
     async def _publish(self, result: UpdateResult, completed: int) -> Alarm | None:
         alarms: list[Alarm] = []

@@ -4,6 +4,7 @@ Invariant: version numbers rise by one and stand for one content each.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from headrace.errors import InvariantViolated
 from headrace.records.ids import Address
@@ -33,6 +34,11 @@ class Versions:
         if version != len(self.weights):
             raise InvariantViolated(f"version {version} does not follow {len(self.weights) - 1}")
         self.weights[version] = weights
+
+    def restore(self, weights: Mapping[int, Address]) -> None:
+        """Takes over the versions of an earlier process."""
+        for version in sorted(weights):
+            self.commit(version, weights[version])
 
     def pin(self, version: int) -> None:
         """Keeps a version served until `unpin`."""

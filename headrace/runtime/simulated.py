@@ -28,7 +28,8 @@ from headrace.simulation.tokens import prompt
 from headrace.simulation.trainer import SimulatedTrainer
 from headrace.simulation.weights import WeightShelf
 from headrace.simulation.workload import Draws
-from headrace.store.memory import MemoryJournal
+from headrace.store.group_commit import Storage
+from headrace.store.memory import MemoryJournal, MemoryStorage
 
 CANARY_TOKENS = 8
 
@@ -59,6 +60,19 @@ class Simulation:
 
 
 @dataclasses.dataclass(frozen=True)
+class SimulatedDisk:
+    """What outlives a simulated process: the journal's storage and the weights. A second run on it goes on with the first.
+
+    Attributes:
+        storage: committed events and rows.
+        shelf: weights by content address.
+    """
+
+    storage: Storage = dataclasses.field(default_factory=MemoryStorage)
+    shelf: WeightShelf = dataclasses.field(default_factory=WeightShelf)
+
+
+@dataclasses.dataclass(frozen=True)
 class SimulationResult:
     """What came of it.
 
@@ -75,14 +89,21 @@ class SimulationResult:
     slot_seconds: float
 
 
-def simulate(simulation: Simulation, observers: Sequence[Observer] = ()) -> SimulationResult:
+def simulate(
+    simulation: Simulation, observers: Sequence[Observer] = (), *, disk: SimulatedDisk | None = None
+) -> SimulationResult:
     """Runs to the end.
+
+    Args:
+        simulation: what.
+        observers: called with every new event.
+        disk: what an earlier process left behind; a fresh one by default.
 
     Raises:
         InvariantViolated: when a law breaks, naming the event.
         StuckLoop: when every task waits for ever.
     """
-    return run_virtual(_run(simulation, observers), shuffle_seed=simulation.shuffle_seed)
+    return run_virtual(_run(simulation, observers, disk or SimulatedDisk()), shuffle_seed=simulation.shuffle_seed)
 
 
 def law_observer(checker: LawChecker) -> Observer:
@@ -97,10 +118,18 @@ def law_observer(checker: LawChecker) -> Observer:
     return observe
 
 
-async def _run(simulation: Simulation, observers: Sequence[Observer]) -> SimulationResult:
+def resumed_laws(config: Config, journal: MemoryJournal) -> Observer:
+    """Every law, for a process that begins where the journal ends."""
+    observe = law_observer(LawChecker(bounds_of(config), journal.read))
+    for event in journal.events():
+        observe(event)
+    return observe
+
+
+async def _run(simulation: Simulation, observers: Sequence[Observer], disk: SimulatedDisk) -> SimulationResult:
     config, scenario = simulation.config, simulation.scenario
     policy_id = PolicyId(config.policy.policy_id)
-    draws, shelf, journal = Draws(scenario.workload, config.run.seed), WeightShelf(), MemoryJournal()
+    draws, shelf, journal = Draws(scenario.workload, config.run.seed), disk.shelf, MemoryJournal(disk.storage)
     device = SharedDevice(scenario.switch_s) if scenario.placement == "shared" else None
     trainer = SimulatedTrainer(
         scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read, device=device
@@ -124,7 +153,7 @@ async def _run(simulation: Simulation, observers: Sequence[Observer]) -> Simulat
         initial_bytes=scenario.trainer.weights_bytes,
         canary=[as_int32(prompt(0, CANARY_TOKENS))],
     )
-    laws = [law_observer(LawChecker(bounds_of(config), journal.read))] if simulation.is_checked else []
+    laws = [resumed_laws(config, journal)] if simulation.is_checked else []
     orchestrator = Orchestrator(
         config, simulation.adapt(ports), facts, observers=(*laws, *observers), staleness=simulation.staleness
     )

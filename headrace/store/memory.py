@@ -17,6 +17,7 @@ from headrace.store.group_commit import (
     Entry,
     GroupCommitJournal,
     InlineCommit,
+    Storage,
     Tail,
 )
 
@@ -79,7 +80,7 @@ class MemoryJournal(GroupCommitJournal):
 
     def __init__(
         self,
-        storage: MemoryStorage | None = None,
+        storage: Storage | None = None,
         *,
         incarnation: str = "memory",
         runner: CommitRunner | None = None,
