@@ -7,17 +7,24 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.planning.experiment import Measured
+    from headrace.simulation.scenario import Scenario
 
 STATEMENT = (
     "Discrete-event simulation of the real control plane under virtual time: scheduling behaviour, not hardware.\n"
     "It starts no Ray, no GPU, no inference engine, no container and no tensor library."
 )
 _LEGEND = """\
-groups/ks  groups accepted for training per 1000 simulated seconds     lag   updates between an update's oldest token
-idle       share of time in which the trainer had nothing to do              and its gradient, mean and largest
-token lag  the same lag, mean over trained tokens                      span  versions inside one trajectory, largest
-rejected   groups that a rule dropped, of those drawn                  bound share of the fluid bound that keeps all tasks"""
+steady/ks  groups trained per 1000 simulated seconds, last two thirds  lag    updates between a group's oldest token and its
+bound      share of the fluid bound that keeps all tasks                      gradient, mean/largest
+idle       share of time in which the trainer had nothing to do        wait   part of the lag after the group's last token
+token lag  the lag of every trained segment, token-weighted; p95       waste  slot time whose tokens did not train"""
+_QUICK_UPDATES, _QUICK_CURVE_UPDATES, _FULL_CURVE_UPDATES = 20, 12, 100
 
 
 def main() -> int:
@@ -28,10 +35,19 @@ def main() -> int:
     )
     parser.add_argument("--experiment", choices=["rollout"], required=True, help="which experiment")
     parser.add_argument("--seed", type=int, default=7, help="root of every draw (default 7)")
-    parser.add_argument("--updates", type=int, default=None, help="policy updates of each arm (default 30)")
-    parser.add_argument("--full", action="store_true", help="the scenario's own number of updates; minutes")
-    parser.add_argument("--scenario", default="ten_times", help="name of a packaged scenario or a TOML file")
-    parser.add_argument("--out", type=Path, default=None, help="also write the figures there as JSON")
+    parser.add_argument(
+        "--updates", type=int, default=None, help=f"policy updates of each cell (default {_QUICK_UPDATES})"
+    )
+    parser.add_argument("--full", action="store_true", help="the workload's own number of updates; many minutes")
+    parser.add_argument(
+        "--workload",
+        "--scenario",
+        default="ten_times",
+        help="name of a packaged workload, a TOML file, or a run's folder, whose event log is fitted (default ten_times)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("experiments/rollout"), help="folder of page, plots, JSON and Parquet"
+    )
     options = parser.parse_args()
     return _rollout(options)
 
@@ -44,39 +60,55 @@ def _use_environment() -> None:
         own = Path(__file__).resolve().parent.parent / ".venv" / "bin" / "python"
         if not own.exists() or Path(sys.executable) == own:
             sys.exit("labs.run: the dependencies are not installed; run `make install` first")
-        os.execv(own, [str(own), "-m", "labs.run", *sys.argv[1:]])
+        os.execv(own, [str(own), "-m", "labs.run", *sys.argv[1:]])  # noqa: S606
 
 
 def _rollout(options: argparse.Namespace) -> int:
-    from headrace.errors import ConfigError
-    from headrace.planning.experiment import ARMS, run_arms
-    from headrace.simulation.scenario import load_scenario
+    from headrace.errors import HeadraceError
+    from headrace.planning.experiment import run_cells
+    from headrace.planning.files import write_files
+    from headrace.planning.rollout import rollout_cells
 
     try:
-        name = options.scenario
-        scenario = load_scenario(Path(name) if name.endswith(".toml") else name)
-        updates = scenario.updates if options.full else (30 if options.updates is None else options.updates)
-        if updates < 1:
-            raise ConfigError(f"--updates is {updates}; it must be at least 1")
-    except ConfigError as error:
+        scenario = _workload(options.workload)
+    except HeadraceError as error:
         print(f"labs.run: {error}", file=sys.stderr)
         return 2
+    updates = scenario.updates if options.full else (_QUICK_UPDATES if options.updates is None else options.updates)
+    if updates < 1:
+        print(f"labs.run: --updates is {updates}; it must be at least 1", file=sys.stderr)
+        return 2
     print(STATEMENT)
-    print(_law(scenario, options.seed, updates))
+    print(_law(scenario, options.seed, updates), flush=True)
     begin_s = time.monotonic()
-    outcomes = run_arms(ARMS, scenario, options.seed, updates)
-    print(_table(outcomes))
-    print(_LEGEND)
-    print(f"\n{len(outcomes)} arms in {time.monotonic() - begin_s:.0f} s; the same seed gives the same figures.")
-    if options.out is not None:
-        _write(options.out, options.seed, updates, outcomes)
+    curve_updates = _FULL_CURVE_UPDATES if options.full else min(updates, _QUICK_CURVE_UPDATES)
+    cells = rollout_cells(scenario, updates, curve_updates)
+    measured = run_cells(cells, options.seed, lambda done: _progress(done, len(cells)))
+    print(_report(measured))
+    facts = {
+        "statement": STATEMENT,
+        "command": f"python3 -m labs.run --experiment rollout --seed {options.seed} --updates {updates}",
+        "workload": _law(scenario, options.seed, updates),
+    }
+    for line in write_files(options.out, facts, measured):
+        print(f"wrote {line}")
+    print(f"\n{len(cells)} cells in {time.monotonic() - begin_s:.0f} s; the same seed gives the same figures.")
     return 0
 
 
-def _law(scenario: object, seed: int, updates: int) -> str:
-    from headrace.simulation.scenario import Scenario
+def _workload(name: str) -> "Scenario":
+    """The scenario of a packaged name, a TOML file, or a run's folder."""
+    from headrace.simulation.scenario import load_scenario
 
-    assert isinstance(scenario, Scenario)
+    path = Path(name)
+    if path.is_dir():
+        from headrace.planning.fit import fit_run
+
+        return fit_run(path).scenario
+    return load_scenario(path if name.endswith(".toml") else name)
+
+
+def _law(scenario: "Scenario", seed: int, updates: int) -> str:
     workload = scenario.workload
     strata = ", ".join(f"{s.share:.0%} {s.name} (x{s.scale:g})" for s in workload.strata)
     return (
@@ -87,33 +119,28 @@ def _law(scenario: object, seed: int, updates: int) -> str:
     )
 
 
-def _table(outcomes: "list[object]") -> str:
-    from headrace.planning.experiment import ArmOutcome
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done}/{total} cells", end="" if done < total else "\r", file=sys.stderr, flush=True)
 
-    head = (
-        f"{'arm':<22}{'makespan s':>11}{'accepted':>9}{'groups/ks':>10}{'bound':>7}{'idle':>6}"
-        f"{'lag':>11}{'token lag':>10}{'span':>5}  rejected by difficulty"
-    )
-    lines = [head, "-" * (len(head) + 6)]
-    for outcome in outcomes:
-        assert isinstance(outcome, ArmOutcome)
-        rejected = ", ".join(f"{name} {s.rejected}/{s.drawn}" for name, s in outcome.strata.items())
-        lag = f"{outcome.oldest_lag_mean:.1f}/{outcome.oldest_lag_max}"
+
+def _report(measured: "Sequence[Measured]") -> str:
+    from headrace.planning.rollout import CREDIT, LAG, LOSES, MODES, RULES
+    from headrace.planning.tables import curve_table, losses, text_table
+
+    lines: list[str] = []
+    for section in (MODES, RULES, LAG, CREDIT, LOSES):
+        chosen = [cell for cell in measured if cell.section == section]
+        lines += [f"== {section}", text_table(chosen), ""]
+    lines += [*losses(measured), "", "== published curve: throughput against the allowed lag, synchronous = 1"]
+    for row in curve_table(measured):
         lines.append(
-            f"{outcome.arm:<22}{outcome.makespan_s:>11.0f}{outcome.accepted_samples:>9}{outcome.groups_per_ks:>10.1f}"
-            f"{outcome.fluid_fraction:>7.0%}{outcome.trainer_idle:>6.0%}{lag:>11}{outcome.token_lag_mean:>10.2f}"
-            f"{outcome.span_max:>5}  {rejected}"
+            f"  lag {row['allowed lag']:<10} published {row['published']:<5} simulated {row['simulated']:.2f} "
+            f"({row['difference']:+.0%})"
         )
-    return "\n".join(lines) + "\n"
-
-
-def _write(path: Path, seed: int, updates: int, outcomes: "list[object]") -> None:
-    import msgspec
-
-    record = {"experiment": "rollout", "measures": "scheduling, not hardware", "seed": seed, "updates": updates}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode({**record, "arms": outcomes}), indent=1))
-    print(f"figures: {path}")
+    worst = max(cell.outcome.identities.worst for cell in measured)
+    lines += ["", f"identities (lag, Little, slot time): largest relative residual of any cell {worst:.1e}"]
+    return "\n".join([*lines, "", _LEGEND, ""])
 
 
 if __name__ == "__main__":

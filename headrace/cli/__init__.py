@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from headrace import __version__
-from headrace.cli import episodes, reading, training
+from headrace.cli import episodes, planning, reading, training
 from headrace.errors import HeadraceError
 
 _DESCRIPTION = """\
@@ -25,6 +25,7 @@ what happened
   headrace replay train.3.0.0                      the same episode again under its five versions
   headrace verify                                  hashes, alignment and conservation of the newest run
   headrace report                                  the report of the newest run again, from its event log alone
+  headrace plan run-001                            what-if: replays a run in the simulator and recommends a layout
   headrace export --format parquet                 trajectories for DuckDB, Polars, datasets, verl or ATIF; or the model
 """
 
@@ -49,6 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (training, episodes, reading):
+    for group in (training, episodes, reading, planning):
         group.add_commands(commands)
     return parser
