@@ -17,6 +17,7 @@ from headrace.harness import ChatMLHarness
 from headrace.processes.child import Child
 from headrace.records.provenance import canonical_bytes, content_version
 from headrace.runtime.folders import cache_folder
+from headrace.runtime.parts import part_files
 from headrace.runtime.workers.settings import WarmStartJob, command
 from headrace.tasks.demonstrations import Sloppiness
 from headrace.training.warm_start import WarmStartSettings
@@ -128,3 +129,5 @@ def _sources() -> list[Path]:
         ),
         root / "environments" / "calculator.py",
     ]
+        *(path.read_bytes() for path in (*part_files(config.tasks.options), *part_files(config.environment.options))),
+        root / "runtime" / "demonstrating.py",

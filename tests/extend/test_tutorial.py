@@ -1,0 +1,80 @@
+"""The tutorial's blocks are files; its commands are run as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+MAX_LINES = 20
+_BLOCK = re.compile(r"```(python|toml|console)\n(.*?)```", re.DOTALL)
+
+
+def blocks(kind: str) -> list[str]:
+    return [text for found, text in _BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")) if found == kind]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of the tutorial."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    for text in [*blocks("python"), *blocks("toml")]:
+        name = text.partition("\n")[0].removeprefix("# ").removesuffix(", continued")
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+    return folder
+
+
+def headrace(folder: Path, *arguments: str, typed: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", *arguments],
+        cwd=folder,
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_no_part_of_the_tutorial_is_longer_than_twenty_lines() -> None:
+    for text in blocks("python"):
+        for part in re.split(r"\n\n\n", text):
+            lines = [
+                line for line in part.splitlines() if line.strip() and not line.startswith(("#", "from", "import"))
+            ]
+            assert len(lines) <= MAX_LINES, part
+
+
+def test_every_command_of_the_tutorial_is_tested() -> None:
+    told = [line.removeprefix("$ headrace ") for text in blocks("console") for line in text.splitlines()]
+    assert told == [
+        "check shop.toml",
+        "play shop.toml --task 1",
+        "train shop.toml",
+        "replay train.0.0.0",
+        "check basket.toml",
+    ]
+
+
+@pytest.mark.slow
+def test_the_tutorials_parts_are_sound_and_can_be_played_by_hand(shop: Path) -> None:
+    for name in ("shop.toml", "basket.toml"):
+        assert "sound: train on it" in headrace(shop, "check", name)
+    played = headrace(shop, "play", "shop.toml", "--task", "1", typed='price {"item": "gold"}\n0\n')
+    assert "error: there is no gold" in played
+    assert "reward 0" in played
+
+
+@pytest.mark.slow
+def test_the_tutorials_run_trains_and_an_episode_of_it_comes_out_again_byte_for_byte(shop: Path) -> None:
+    headrace(shop, "train", "shop.toml", "--run", "first")
+    again = headrace(shop, "replay", "train.0.0.0")
+    assert "the transcript came out byte for byte" in again
+    assert again.rstrip().endswith("the same")
+    assert "sound" in headrace(shop, "verify")
+    assert "completed" in headrace(shop, "ls")
