@@ -96,6 +96,7 @@ async def _warm_start(config: Config, harness: ChatMLHarness, report: WarmStartR
         canonical_bytes((config.tasks, config.budget, config.harness)),
         harness.version,
         *(path.read_bytes() for path in _sources()),
+        *(path.read_bytes() for path in (*part_files(config.tasks.options), *part_files(config.environment.options))),
     )
     target = cache_folder() / "policies" / name
     if (target / "model.safetensors").is_file():
@@ -128,6 +129,5 @@ def _sources() -> list[Path]:
             for name in ("initialization", "packing", "policy", "warm_start", "weights")
         ),
         root / "environments" / "calculator.py",
-    ]
-        *(path.read_bytes() for path in (*part_files(config.tasks.options), *part_files(config.environment.options))),
         root / "runtime" / "demonstrating.py",
+    ]
