@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from headrace.errors import GraderTimeout
-from headrace.graders.service import GraderCore, verdict_of
+from headrace.graders.service import GraderCore, verdicts_of
 from headrace.records.ids import Address
 from headrace.records.verdict import Submission, Verdict
 
@@ -40,4 +40,4 @@ class InlineGrader:
                 await asyncio.sleep(sum(map(self._latency, submissions)))
         except TimeoutError as error:
             raise GraderTimeout(f"{len(submissions)} submissions were not graded within {timeout_s} s") from error
-        return [verdict_of(self._core, submission) for submission in submissions]
+        return [verdict for _, verdict in verdicts_of(self._core, submissions)]

@@ -7,8 +7,8 @@ it costs no other call its verdict.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -35,6 +35,15 @@ class GraderCore(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchingCore(Protocol):
+    """A core that grades many at once, such as a learned model."""
+
+    def grade_all(self, submissions: Sequence[Submission]) -> list[Verdict]:
+        """Verdicts in the order of the submissions."""
+        ...
+
+
 class _Graded(msgspec.Struct, frozen=True, array_like=True):
     """One item of the child's answer; the verdict stays raw so that a bad one is known by its transcript."""
 
@@ -51,6 +60,18 @@ def verdict_of(core: GraderCore, submission: Submission) -> Verdict:
         return core.grade(submission)
     except Exception as error:  # boundary: one submission that crashes the core poisons no other
         return _unscored(core.version, submission, UnscoredCause.GRADER_CRASH, f"{type(error).__name__}: {error}")
+
+
+def verdicts_of(core: GraderCore, submissions: Sequence[Submission]) -> Iterator[tuple[Submission, Verdict]]:
+    """Every submission with its verdict; a core that batches gets all at once, and one by one if that fails."""
+    if isinstance(core, BatchingCore):
+        try:
+            yield from zip(submissions, core.grade_all(submissions), strict=True)
+            return
+        except Exception:  # noqa: S110 - boundary: whoever broke the batch is found below, and breaks no other
+            pass
+    for submission in submissions:
+        yield submission, verdict_of(core, submission)
 
 
 def grader_service(core: GraderCore, server: Server) -> None:
@@ -171,9 +192,9 @@ def _answer(core: GraderCore, server: Server, call: Call) -> None:
     except msgspec.DecodeError as error:
         server.reject(call.call_id, f"submissions cannot be read: {error}")
         return
-    for submission in submissions:
-        verdict = msgspec.Raw(msgspec.msgpack.encode(verdict_of(core, submission)))
-        server.item(call.call_id, msgspec.msgpack.encode(_Graded(submission.transcript, verdict)))
+    for submission, verdict in verdicts_of(core, submissions):
+        raw = msgspec.Raw(msgspec.msgpack.encode(verdict))
+        server.item(call.call_id, msgspec.msgpack.encode(_Graded(submission.transcript, raw)))
     server.reply(call.call_id, b"")
 
 
