@@ -210,7 +210,8 @@ class ChatMLHarness:
 
     def _call_bodies(self, body: list[int]) -> list[str]:
         """Text of each call. Markup is what the ids say; the same characters spelled in ordinary tokens are text."""
-        marks = [(place, token) for place, token in enumerate(body) if token in self.codec.control_ids]
+        control_ids = self.codec.control_ids
+        marks = [(place, token) for place, token in enumerate(body) if token in control_ids]
         for index, (_, token) in enumerate(marks):
             if token != (self._call_end if index % 2 else self._call):
                 raise MalformedCall(f"unexpected {self.codec.decode([token])}")
