@@ -2,5 +2,6 @@
 
 from headrace.harness.chatml import ChatMLHarness, ChatMLOptions, open_harness
 from headrace.harness.codec import TextCodec
+from headrace.harness.writing import WritingHarness
 
-__all__ = ["ChatMLHarness", "ChatMLOptions", "TextCodec", "open_harness"]
+__all__ = ["ChatMLHarness", "ChatMLOptions", "TextCodec", "WritingHarness", "open_harness"]

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.harness.chatml import ChatMLHarness
+from headrace.harness.writing import WritingHarness
 from headrace.ports import ObservedTokens
 from headrace.records.arrays import IntArray, int32_bytes
 from headrace.records.harness import ParseStatus
@@ -42,7 +42,7 @@ class DemonstratedTurn(Protocol):
 
 
 def render_demonstration(
-    harness: ChatMLHarness, task: Task, turns: Sequence[DemonstratedTurn]
+    harness: WritingHarness, task: Task, turns: Sequence[DemonstratedTurn]
 ) -> tuple[IntArray, BoolArray]:
     """(ids_T, mask_T): the whole sequence, and which tokens are the policy's own.
 
@@ -67,7 +67,7 @@ def render_demonstration(
     return ids_T, np.repeat(np.array(masks), [len(segment) for segment in segments])
 
 
-def _answer(harness: ChatMLHarness, task: Task, turn: DemonstratedTurn, ids_T: IntArray) -> ObservedTokens | None:
+def _answer(harness: WritingHarness, task: Task, turn: DemonstratedTurn, ids_T: IntArray) -> ObservedTokens | None:
     """What a live episode would show after the turn; None when the turn is final."""
     parsed = harness.parse(ids_T)
     if len(turn.outputs) != len(parsed.calls):

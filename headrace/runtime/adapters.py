@@ -12,7 +12,7 @@ from headrace.config import Config, decode_options
 from headrace.environments.sandbox.options import Isolation
 from headrace.errors import ConfigError
 from headrace.graders.service import GraderCore
-from headrace.harness import ChatMLHarness
+from headrace.harness import WritingHarness
 from headrace.ports import Environment, TaskSource
 from headrace.processes.child import Child
 from headrace.records.harness import ToolSchema
@@ -64,7 +64,7 @@ def open_grader_core(kind: str, options: dict[str, Any]) -> GraderCore:
     return _known(GRADERS, kind, "grader.kind")(options)
 
 
-def open_harness(config: Config, tools: tuple[ToolSchema, ...], folder: Path | None = None) -> ChatMLHarness:
+def open_harness(config: Config, tools: tuple[ToolSchema, ...], folder: Path | None = None) -> WritingHarness:
     """The harness of a configuration; `folder` holds the policy's tokenizer.json. Raises ConfigError."""
     return _known(HARNESSES, config.harness.kind, "harness.kind")(config, tools, folder)
 
@@ -116,16 +116,33 @@ def _reasoning_gym_grader(options: dict[str, Any]) -> GraderCore:
     return ReasoningGymGrader(decode_options(options, ReasoningGymGraderOptions, "grader.options"))
 
 
+def _reward_model(options: dict[str, Any]) -> GraderCore:
+    from headrace.graders.reward_model import RewardModelGrader, RewardModelOptions
+
+    return RewardModelGrader(decode_options(options, RewardModelOptions, "grader.options"))
+
+
 def _python_grader(options: dict[str, Any]) -> GraderCore:
     from headrace.graders.parts import PythonGrader, PythonGraderOptions
 
     return PythonGrader(decode_options(options, PythonGraderOptions, "grader.options"))
 
 
-def _chatml(config: Config, tools: tuple[ToolSchema, ...], folder: Path | None) -> ChatMLHarness:
+def _chatml(config: Config, tools: tuple[ToolSchema, ...], folder: Path | None) -> WritingHarness:
     from headrace.harness import open_harness as open_chatml
 
     return open_chatml(config.harness.kind, config.harness.options, tools, folder)
+
+
+def _renderers(config: Config, tools: tuple[ToolSchema, ...], folder: Path | None) -> WritingHarness:
+    from headrace.harness.rendered import RenderedHarness, RenderersOptions
+
+    if folder is None:
+        raise ConfigError(
+            "harness.kind is 'renderers', which takes the tokenizer of the policy's folder; policy.kind has to be `folder` "
+            f"or `gguf`, not {config.policy.kind!r}"
+        )
+    return RenderedHarness(decode_options(config.harness.options, RenderersOptions, "harness.options"), tools, folder)
 
 
 ENVIRONMENTS: Mapping[str, Callable[[Config], LocalEnvironment]] = {
@@ -139,9 +156,11 @@ TASKS: Mapping[str, Callable[[Config, int], NamedTasks]] = {
 GRADERS: Mapping[str, Callable[[dict[str, Any]], GraderCore]] = {
     "reasoning_gym": _reasoning_gym_grader,
     "python": _python_grader,
+    "reward_model": _reward_model,
 }
-HARNESSES: Mapping[str, Callable[[Config, tuple[ToolSchema, ...], Path | None], ChatMLHarness]] = {
+HARNESSES: Mapping[str, Callable[[Config, tuple[ToolSchema, ...], Path | None], WritingHarness]] = {
     "chatml": _chatml,
+    "renderers": _renderers,
 }
 
 

@@ -19,7 +19,7 @@ from headrace.control.publishing import WORKER
 from headrace.control.recorder import Recorder, WorkerClock, sealed_row
 from headrace.control.sealing import Sealed, Sealer
 from headrace.graders.service import ChildGrader
-from headrace.harness import ChatMLHarness
+from headrace.harness import WritingHarness
 from headrace.ports import Inference
 from headrace.processes.child import Child
 from headrace.records.ids import Address, GroupId, PolicyId
@@ -32,6 +32,7 @@ from headrace.records.verdict import Verdict
 from headrace.runtime.adapters import LocalEnvironment, open_environment, open_harness, start_worker
 from headrace.runtime.parts import part_files
 from headrace.runtime.placement import place_grader
+from headrace.runtime.policy import given_policy, tokenizer_folder
 from headrace.scheduling.retry import RetryRule
 from headrace.store.memory import MemoryJournal
 
@@ -64,7 +65,7 @@ class Bench:
     """
 
     def __init__(
-        self, config: Config, environment: LocalEnvironment, harness: ChatMLHarness, grader: ChildGrader
+        self, config: Config, environment: LocalEnvironment, harness: WritingHarness, grader: ChildGrader
     ) -> None:
         self.config = config
         self.environment = environment
@@ -126,7 +127,7 @@ class EpisodeRunner:
 
 @contextlib.asynccontextmanager
 async def open_bench(config: Config, tokenizer: Path | None = None) -> AsyncIterator[Bench]:
-    """A bench for a configuration; `tokenizer` is a folder with the policy's tokenizer.json, None takes the bundled one.
+    """A bench for a configuration; `tokenizer` is a folder with a tokenizer.json, None takes the one that the run would.
 
     Raises:
         ConfigError: when a part cannot be built.
@@ -136,7 +137,7 @@ async def open_bench(config: Config, tokenizer: Path | None = None) -> AsyncIter
         environment = open_environment(config)
         stack.push_async_callback(environment.stop)
         await environment.start()
-        harness = open_harness(config, environment.tools, tokenizer)
+        harness = open_harness(config, environment.tools, tokenizer or tokenizer_folder(await given_policy(config)))
         place = place_grader(config.grader, environment.isolation, part_files(config.grader.options))
 
         def start_grader() -> "asyncio.Future[Child]":

@@ -8,9 +8,10 @@ from headrace.config import Config, decode_options
 from headrace.environments.sandbox.options import SandboxOptions
 from headrace.environments.tools import SCHEMAS
 from headrace.errors import ConfigError, HeadraceError, IntegrityError
-from headrace.harness import ChatMLHarness, open_harness
+from headrace.harness import WritingHarness
 from headrace.records.run import RunStarted
 from headrace.records.trajectory import Transcript
+from headrace.runtime.adapters import open_harness
 from headrace.store.reader import JournalReader, open_reader
 
 
@@ -42,7 +43,7 @@ def judge_transcripts(run: Path) -> tuple[list[str], str]:
     return problems, f"{num_judged} transcripts judged by their harness{others}"
 
 
-def _harness_of(reader: JournalReader, run: Path) -> ChatMLHarness:
+def _harness_of(reader: JournalReader, run: Path) -> WritingHarness:
     """The harness of the run's stored configuration. Raises HeadraceError when there is none."""
     started = next((e.payload for e in reader.events() if isinstance(e.payload, RunStarted)), None)
     if started is None:
@@ -55,4 +56,4 @@ def _harness_of(reader: JournalReader, run: Path) -> ChatMLHarness:
         raise ConfigError(f"environment.kind is {config.environment.kind!r}")
     options = decode_options(config.environment.options, SandboxOptions, "environment.options")
     folder = run if (run / "tokenizer.json").is_file() else None
-    return open_harness(config.harness.kind, config.harness.options, [SCHEMAS[name] for name in options.tools], folder)
+    return open_harness(config, tuple(SCHEMAS[name] for name in options.tools), folder)

@@ -19,25 +19,35 @@ from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSumm
 from headrace.control.publishing import WORKER
 from headrace.control.recorder import Observer
 from headrace.graders.service import ChildGrader
-from headrace.harness import ChatMLHarness
+from headrace.harness import WritingHarness
 from headrace.inference.child import ChildInference
 from headrace.ports import TaskSource
 from headrace.processes.child import Child
 from headrace.records.arrays import IntArray
 from headrace.records.provenance import PolicyVersion
 from headrace.records.run import WeightsHeld
-from headrace.runtime.adapters import LocalEnvironment, open_environment, open_harness, open_tasks, start_worker
+from headrace.runtime.adapters import (
+    LocalEnvironment,
+    NamedTasks,
+    open_environment,
+    open_harness,
+    open_tasks,
+    start_worker,
+)
 from headrace.runtime.folders import BLOBS
 from headrace.runtime.models import keep_model_files
 from headrace.runtime.parts import part_files
 from headrace.runtime.placement import GraderPlace, place_grader
-from headrace.runtime.policy import WarmStartReport, prepare_policy
+from headrace.runtime.policy import WarmStartReport, given_policy, prepare_policy, tokenizer_folder
+from headrace.runtime.preflight import model_shape, preflight
 from headrace.runtime.workers.settings import EngineSettings, TrainerSettings, command
 from headrace.store.sqlite import SqliteJournal
 from headrace.training.child import ChildTrainer, TrainerHello
 
 CANARY_TASKS = 8
 """Prompts whose tokens are the canary."""
+_MEASURED_PROMPTS = 32
+"""Training prompts whose lengths are looked at before anything is loaded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +79,10 @@ async def run_local(run: LocalRun) -> RunSummary:
         stack.push_async_callback(environment.stop)
         await environment.start()
         tasks = open_tasks(config)
-        harness = open_harness(config, environment.tools)
+        given = await given_policy(config)
+        harness = open_harness(config, environment.tools, tokenizer_folder(given))
+        vocabulary = max(harness.codec.known_ids) + 1
+        fits = preflight(config, model_shape(config, given, vocabulary), vocabulary, _prompt_lengths(tasks, harness))
         policy = await prepare_policy(config, harness, run.warm_start)
         keep_model_files(policy, folder)
         (folder / "tokenizer.json").write_bytes(harness.codec.source)
@@ -88,7 +101,7 @@ async def run_local(run: LocalRun) -> RunSummary:
             initial_bytes=size_bytes,
             canary=canary_of(tasks, harness),
             copies=_copies(hello, size_bytes),
-            notes={"sandbox": _isolation(environment), "grader": place.note},
+            notes={"sandbox": _isolation(environment), "grader": place.note, "fits": fits},
         )
         ports = Ports(
             tasks=tasks,
@@ -103,10 +116,16 @@ async def run_local(run: LocalRun) -> RunSummary:
         return await Orchestrator(config, ports, facts, observers=run.observers, watch=watch).run()
 
 
-def canary_of(tasks: TaskSource, harness: ChatMLHarness) -> list[IntArray]:
+def canary_of(tasks: TaskSource, harness: WritingHarness) -> list[IntArray]:
     """Fixed token sequences on which engine and trainer are compared: the first held-out prompts."""
     prompts = [harness.open(task) for task in tasks.held_out()[:CANARY_TASKS]]
     return [np.concatenate([segment.ids_T for segment in segments]) for segments in prompts]
+
+
+def _prompt_lengths(tasks: NamedTasks, harness: WritingHarness) -> list[int]:
+    """Tokens of the prompts of all held-out tasks and of the first training tasks."""
+    seen = [*tasks.held_out(), *(tasks.task("train", ordinal) for ordinal in range(_MEASURED_PROMPTS))]
+    return [sum(map(len, harness.open(task))) for task in seen]
 
 
 @dataclasses.dataclass(frozen=True)

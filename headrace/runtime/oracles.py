@@ -13,7 +13,7 @@ import numpy as np
 from headrace.config import Config, decode_options
 from headrace.errors import ConfigError
 from headrace.extend.problems import Turn
-from headrace.harness import ChatMLHarness
+from headrace.harness import WritingHarness
 from headrace.records.arrays import IntArray, as_int32, int32_bytes
 from headrace.records.harness import ToolSchema
 from headrace.records.streams import stream
@@ -40,7 +40,7 @@ def open_oracle(config: Config) -> Oracle:
     return ORACLES[config.tasks.kind](config)
 
 
-def oracle_script(harness: ChatMLHarness, oracle: Oracle) -> Script:
+def oracle_script(harness: WritingHarness, oracle: Oracle) -> Script:
     """Says the oracle's turns; an episode that goes on after the last one gets silence."""
 
     def speak(task: Task, step: int) -> IntArray:
@@ -54,12 +54,12 @@ def oracle_script(harness: ChatMLHarness, oracle: Oracle) -> Script:
     return speak
 
 
-def silent_script(harness: ChatMLHarness) -> Script:
+def silent_script(harness: WritingHarness) -> Script:
     """Ends its first turn at once."""
     return lambda _task, _step: harness.turn_ids("", ())
 
 
-def random_script(harness: ChatMLHarness, tools: Sequence[ToolSchema], seed: int) -> Script:
+def random_script(harness: WritingHarness, tools: Sequence[ToolSchema], seed: int) -> Script:
     """Tokens at random, calls with arguments at random, short answers at random; a function of the seed and the task."""
     vocabulary = np.array(sorted(harness.codec.known_ids), dtype=np.int32)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from headrace.config import Config
 from headrace.errors import ConfigError
-from headrace.harness import ChatMLHarness
+from headrace.harness import WritingHarness
 from headrace.inference.scripted import ScriptedInference, said
 from headrace.records.arrays import IntArray
 from headrace.records.harness import ToolSchema
@@ -60,7 +60,7 @@ async def _play(config: Config, task: Task) -> int:
 class _Person:
     """Shows what the policy reads, and reads what it says."""
 
-    def __init__(self, console: Console, harness: ChatMLHarness, tools: Sequence[ToolSchema], task: Task) -> None:
+    def __init__(self, console: Console, harness: WritingHarness, tools: Sequence[ToolSchema], task: Task) -> None:
         self._console = console
         self._harness = harness
         self._tools = {tool.name: tool for tool in tools}

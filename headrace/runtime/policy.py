@@ -3,9 +3,11 @@
 Invariant: a cached folder is named by everything that it depends on, and appears whole or not at all.
 """
 
+import contextlib
+import importlib.util
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,17 @@ import msgspec
 
 from headrace.config import Config, Section, decode_options
 from headrace.errors import ConfigError
-from headrace.harness import ChatMLHarness
+from headrace.harness import WritingHarness
 from headrace.processes.child import Child
 from headrace.records.provenance import canonical_bytes, content_version
 from headrace.runtime.folders import cache_folder
 from headrace.runtime.parts import part_files
-from headrace.runtime.workers.settings import WarmStartJob, command
+from headrace.runtime.workers.settings import ConversionJob, WarmStartJob, command
 from headrace.tasks.demonstrations import Sloppiness
 from headrace.training.warm_start import WarmStartSettings
 
 WARM_START_TIMEOUT_S = 3600.0
+CONVERSION_TIMEOUT_S = 1800.0
 
 
 class WarmStartState(msgspec.Struct, frozen=True):
@@ -52,6 +55,18 @@ class FolderOptions(Section, frozen=True):
     path: str
 
 
+class GgufOptions(Section, frozen=True):
+    """A GGUF file, converted once to a Hugging Face folder in the cache.
+
+    Attributes:
+        file: its path; with `package` its name among that package's files.
+        package: an installed package that ships it.
+    """
+
+    file: str
+    package: str = ""
+
+
 class WarmStartOptions(Section, frozen=True):
     """A small model, fine-tuned on generated, deliberately sloppy demonstrations.
 
@@ -70,12 +85,12 @@ class WarmStartOptions(Section, frozen=True):
     seed: int | None = None
 
 
-async def prepare_policy(config: Config, harness: ChatMLHarness, report: WarmStartReport) -> Path:
-    """Folder of version 0.
+async def given_policy(config: Config) -> Path | None:
+    """Folder of a version 0 that exists already, whose tokenizer the harness goes by; None when it has to be trained first.
 
     Raises:
-        ConfigError: when the folder given is none, or the kind is unknown.
-        ProcessError: when the warm start failed.
+        ConfigError: when there is no such folder or file, or the kind is unknown.
+        ProcessError: when a conversion failed.
     """
     match config.policy.kind:
         case "folder":
@@ -83,13 +98,70 @@ async def prepare_policy(config: Config, harness: ChatMLHarness, report: WarmSta
             if not (path / "config.json").is_file():
                 raise ConfigError(f"policy.options.path is {path}; a folder with config.json is needed")
             return path
+        case "gguf":
+            return await _converted(decode_options(config.policy.options, GgufOptions, "policy.options"))
         case "warm_start":
-            return await _warm_start(config, harness, report)
+            return None
         case kind:
-            raise ConfigError(f"policy.kind is {kind!r}; it must be `warm_start` or `folder`")
+            raise ConfigError(f"policy.kind is {kind!r}; it must be `warm_start`, `folder` or `gguf`")
 
 
-async def _warm_start(config: Config, harness: ChatMLHarness, report: WarmStartReport) -> Path:
+async def prepare_policy(config: Config, harness: WritingHarness, report: WarmStartReport) -> Path:
+    """Folder of version 0. Raises as `given_policy`, and ProcessError when a warm start failed."""
+    return await given_policy(config) or await _warm_start(config, harness, report)
+
+
+def tokenizer_folder(policy: Path | None) -> Path | None:
+    """The folder, if it has a tokenizer of its own."""
+    return policy if policy is not None and (policy / "tokenizer.json").is_file() else None
+
+
+async def _converted(options: GgufOptions) -> Path:
+    """The cached folder of a GGUF file. Raises ConfigError, or ProcessError when the conversion failed."""
+    source = _gguf_file(options)
+    name = content_version(source.read_bytes(), (Path(__file__).parent.parent / "training" / "gguf.py").read_bytes())
+    target = cache_folder() / "policies" / name
+    if (target / "model.safetensors").is_file():
+        return target
+    with _making(target) as out:
+        child = await Child.start(
+            "convert", command("convert", ConversionJob(str(source), str(out))), start_timeout_s=120.0
+        )
+        try:
+            await child.call("run", b"", timeout_s=CONVERSION_TIMEOUT_S)
+        finally:
+            await child.close()
+    return target
+
+
+def _gguf_file(options: GgufOptions) -> Path:
+    if not options.package:
+        path = Path(options.file)
+    else:
+        found = importlib.util.find_spec(options.package)
+        if found is None or not found.submodule_search_locations:
+            raise ConfigError(
+                f"policy.options.package is {options.package!r}, which is not installed; see the README beside the "
+                "configuration for the one line that installs it"
+            )
+        path = Path(found.submodule_search_locations[0]) / options.file
+    if not path.is_file():
+        raise ConfigError(f"policy.options.file: {path} does not exist; name a GGUF file")
+    return path
+
+
+@contextlib.contextmanager
+def _making(target: Path) -> Iterator[Path]:
+    """A folder to make, which becomes `target` once it is complete."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="making-") as making:
+        out = Path(making) / "policy"
+        yield out
+        if not target.exists():
+            shutil.move(out, target)
+
+
+async def _warm_start(config: Config, harness: WritingHarness, report: WarmStartReport) -> Path:
     options = decode_options(config.policy.options, WarmStartOptions, "policy.options")
     name = content_version(
         canonical_bytes((options, options.seed if options.seed is not None else config.run.seed)),
@@ -102,9 +174,7 @@ async def _warm_start(config: Config, harness: ChatMLHarness, report: WarmStartR
     if (target / "model.safetensors").is_file():
         report(WarmStartState(0, 0, 0.0, 0))
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="making-") as making:
-        out = Path(making) / "policy"
+    with _making(target) as out:
         argv = command("warm_start", WarmStartJob(config, str(out)))
         child = await Child.start("warm start", argv, start_timeout_s=120.0)
         try:
@@ -112,8 +182,6 @@ async def _warm_start(config: Config, harness: ChatMLHarness, report: WarmStartR
                 report(msgspec.msgpack.decode(item, type=WarmStartState))
         finally:
             await child.close()
-        if not target.exists():
-            shutil.move(out, target)
     return target
 
 

@@ -65,6 +65,16 @@ class WarmStartJob(msgspec.Struct, frozen=True):
     out: str
 
 
+class ConversionJob(msgspec.Struct, frozen=True):
+    """Attributes:
+    source: GGUF file.
+    out: folder to make.
+    """
+
+    source: str
+    out: str
+
+
 def command(module: str, settings: msgspec.Struct) -> list[str]:
     """The command line of a worker of ours."""
     return [sys.executable, "-m", f"headrace.runtime.workers.{module}", *settings_arguments(settings)]
