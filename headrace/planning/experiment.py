@@ -76,6 +76,7 @@ def cell_config(cell: Cell, seed: int) -> Config:
         "run": {"seed": seed, "updates": cell.updates + (min(credit, _MOST_DRAINED) + 2 if credit else 0)},
         "schedule": {"group_size": scenario.group_size, "batch_groups": scenario.batch_groups, **cell.schedule},
         "evaluation": {"every_updates": 0},
+        "checkpoint": {"every_updates": 0},
         "timeouts": dict.fromkeys(timeouts, _FOREVER_S),
     }
     return decode_config(tree, f"cell {cell.name!r}")
@@ -84,7 +85,8 @@ def cell_config(cell: Cell, seed: int) -> Config:
 def run_cell(cell: Cell, seed: int, is_checked: bool = False) -> Measured:
     """Simulates one cell; `is_checked` checks every law after every event."""
     fold = OutcomeFold(cell.updates)
-    simulation = Simulation(cell_config(cell, seed), cell.scenario, is_checked=is_checked, staleness=cell.cutoff)
+    config = cell_config(cell, seed)
+    simulation = Simulation(config, cell.scenario, is_checked=is_checked, keeps_log=is_checked, staleness=cell.cutoff)
     outcome = fold.outcome(simulate(simulation, observers=[fold.observe]).slot_seconds)
     return Measured(cell.section, cell.name, cell.x, 1e3 * cell.scenario.fluid_groups_per_s, outcome)
 

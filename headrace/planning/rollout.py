@@ -13,8 +13,8 @@ from headrace.simulation.workload import Stratum, Workload
 
 MODES, RULES, LAG, CREDIT, LOSES, CURVE = "modes", "rules", "max_lag", "credit_batches", "loses", "published curve"
 SYNC: dict[str, Any] = {"mode": "sync", "credit_batches": 0}
-LAG_SWEEP = (1, 2, 4, 8, 16)
-CREDIT_SWEEP = (1, 2, 4, 6, 8, 12)
+LAG_SWEEP = (1, 2, 4, 8)
+CREDIT_SWEEP = (1, 2, 4, 8)
 PUBLISHED_LAGS = (0, 1, 2, 4, 8, 16, None)
 PUBLISHED_THROUGHPUT = (1.0, 2.09, 2.77, 2.77, 2.89, 2.97, 3.08)
 """Throughput against the allowed lag, as published for a 1.5B mathematics run."""

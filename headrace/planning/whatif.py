@@ -210,7 +210,7 @@ def _simulate(config: Config, scenario: Scenario, seed: int, sizes: tuple[int, i
     """The outcome of the first so many updates, with so many held-out tasks."""
     fold = OutcomeFold(sizes[0])
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, seed=seed))
-    simulation = Simulation(config, scenario, is_checked=False, num_held_out=sizes[1])
+    simulation = Simulation(config, scenario, is_checked=False, keeps_log=False, num_held_out=sizes[1])
     result = simulate(simulation, observers=[fold.observe])
     return fold.outcome(result.slot_seconds)
 

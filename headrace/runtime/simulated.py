@@ -3,6 +3,7 @@
 It measures scheduling behaviour, not hardware. No thread, process, socket or tensor library is involved.
 """
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,7 @@ from headrace.simulation.environment import SimulatedEnvironment
 from headrace.simulation.grader import SimulatedGrader
 from headrace.simulation.harness import SimulatedHarness
 from headrace.simulation.inference import SimulatedInference
+from headrace.simulation.journal import CountingJournal
 from headrace.simulation.loop import run_virtual
 from headrace.simulation.scenario import Scenario
 from headrace.simulation.tasks import SimulatedTasks
@@ -47,6 +49,8 @@ class Simulation:
         num_held_out: held-out tasks.
         adapt: may wrap ports, for instance to inject faults.
         staleness: a rule in place of the configured one.
+        keeps_log: whether the log is kept; without it observers see every event, laws are not checked, and a run of any
+            length takes bounded memory.
     """
 
     config: Config
@@ -57,6 +61,7 @@ class Simulation:
     num_held_out: int = 0
     adapt: Callable[[Ports], Ports] = lambda ports: ports
     staleness: Staleness | None = None
+    keeps_log: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +83,7 @@ class SimulationResult:
 
     Attributes:
         summary: how the run ended.
-        events: the whole log.
+        events: the whole log; empty when it was not kept.
         makespan_s: virtual seconds from start to end.
         slot_seconds: integral of busy engine slots over time.
     """
@@ -129,7 +134,9 @@ def resumed_laws(config: Config, journal: MemoryJournal) -> Observer:
 async def _run(simulation: Simulation, observers: Sequence[Observer], disk: SimulatedDisk) -> SimulationResult:
     config, scenario = simulation.config, simulation.scenario
     policy_id = PolicyId(config.policy.policy_id)
-    draws, shelf, journal = Draws(scenario.workload, config.run.seed), disk.shelf, MemoryJournal(disk.storage)
+    draws, shelf = Draws(scenario.workload, config.run.seed), disk.shelf
+    stored = MemoryJournal(disk.storage) if simulation.keeps_log else None
+    journal = CountingJournal() if stored is None else stored
     device = SharedDevice(scenario.switch_s) if scenario.placement == "shared" else None
     trainer = SimulatedTrainer(
         scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read, device=device
@@ -153,11 +160,13 @@ async def _run(simulation: Simulation, observers: Sequence[Observer], disk: Simu
         initial_bytes=scenario.trainer.weights_bytes,
         canary=[as_int32(prompt(0, CANARY_TOKENS))],
     )
-    laws = [resumed_laws(config, journal)] if simulation.is_checked else []
+    laws = [resumed_laws(config, stored)] if simulation.is_checked and stored is not None else []
     orchestrator = Orchestrator(
         config, simulation.adapt(ports), facts, observers=(*laws, *observers), staleness=simulation.staleness
     )
     summary = await orchestrator.run()
-    await journal.close()
+    if stored is not None:
+        await stored.close()
     events = tuple(journal.events())
-    return SimulationResult(summary, events, events[-1].t_ns / 1e9, engine.slot_seconds)
+    end_s = events[-1].t_ns / 1e9 if events else asyncio.get_running_loop().time()
+    return SimulationResult(summary, events, end_s, engine.slot_seconds)
