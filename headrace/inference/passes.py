@@ -59,7 +59,8 @@ class Passes:
         inputs = self._cache.inputs(tokens, places, positions, view=view, mask_N1TL=self._mask(places, attended))
         logits_NV = forward(inputs)
         self._rows.cached_S[slots_n] += counts_n
-        return logits_NV if len(own_n) == len(rows_N) else logits_NV[torch.from_numpy(own_n)]
+        # As many rows as slots of interest may still be in another order.
+        return logits_NV if np.array_equal(own_n, np.arange(len(rows_N))) else logits_NV[torch.from_numpy(own_n)]
 
     def _span(self, slots_n: Ints, width: int) -> tuple[Ints, Ints, slice | torch.Tensor]:
         """Slots of the pass, where the ones of interest stand among them, and how the cache is seen."""

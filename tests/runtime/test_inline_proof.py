@@ -37,6 +37,14 @@ def test_two_processes_agree_on_every_event_and_every_weight(warm_policy: Path, 
 
 
 @pytest.mark.slow
+def test_engine_and_trainer_agree_on_every_token_of_every_version(warm_policy: Path, tmp_path: Path) -> None:
+    result = run_inline(proof_config("sync"), warm_policy, tmp_path)
+    scored = [event.payload for event in result.events if isinstance(event.payload, BatchScored)]
+    assert len(scored) == 3
+    assert max(item.log_ratio_abs_max for item in scored) < 1e-4
+
+
+@pytest.mark.slow
 def test_engine_and_trainer_agree_on_every_fresh_token_and_lag_is_reported(warm_policy: Path, tmp_path: Path) -> None:
     result = run_inline(proof_config("separate_async"), warm_policy, tmp_path, shuffle_seed=3)
     scored = [event.payload for event in result.events if isinstance(event.payload, BatchScored)]
