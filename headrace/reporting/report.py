@@ -17,6 +17,7 @@ from headrace.reporting.folds.index import Fold, Read, RunIndex
 from headrace.reporting.folds.information import FlipRates, Information, information
 from headrace.reporting.folds.limits import Limits, limits
 from headrace.reporting.folds.order import Order, order
+from headrace.reporting.folds.signal import LearningSignal, learning_signal
 from headrace.reporting.folds.stages import Stages, StageTimes
 from headrace.reporting.folds.strata import Strata, strata
 from headrace.reporting.folds.updates import Updates, updates
@@ -69,6 +70,7 @@ class RunReport(msgspec.Struct, frozen=True):
         stages: waiting per stage and Little's law.
         flow: rates, backlog, starvation, throughput.
         updates: every update.
+        signal: the learning signal by difficulty.
         workers: where time went, and copies of weights.
         limits: timeouts and other limits.
         claims: claims against verdicts.
@@ -83,6 +85,7 @@ class RunReport(msgspec.Struct, frozen=True):
     stages: Stages
     flow: Flow
     updates: Updates
+    signal: LearningSignal
     workers: Workers
     limits: Limits
     claims: Claims
@@ -133,6 +136,7 @@ class RunFold:
             stages=self._stages.result(),
             flow=self._flow.result(),
             updates=updates(index),
+            signal=learning_signal(index),
             workers=self._workers.result(),
             limits=limits(index),
             claims=claims(index),

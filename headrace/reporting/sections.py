@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from headrace.reporting.folds.heldout import Round
 from headrace.reporting.grids import Grid, Section, interval, per_resource, signed, thinned, with_unit
+from headrace.reporting.learning import learning
 from headrace.reporting.plaintext import one_line
 from headrace.reporting.quantities import ABSENT, duration, number, percent, size
 from headrace.reporting.report import RunReport
@@ -24,6 +25,7 @@ def sections(report: RunReport, *, is_full: bool) -> tuple[Section, ...]:
         ("stages", "Waiting per stage, and Little's law", _stages),
         ("flow", "Flow", _flow),
         ("updates", "Updates", _updates),
+        ("signal", "Learning signal", learning),
         ("workers", "Where the workers' time went, and copies of weights", _workers),
         ("limits", "Timeouts and other limits", _limits),
         ("claims", "The environment's claim against the verdict, in episodes", _claims),
@@ -127,8 +129,8 @@ def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     else:
         flips = "no transcript was graded twice, so kappa is not measured and taken as 1"
     yield (
-        f"Weights: effective sample size of the difficulty in each batch. Verdict flips: {flips}. Unknown: groups rejected with fewer "
-        "than two rewards, so nobody knows what they had to offer."
+        f"Weights: effective sample size of the difficulty in each batch. Verdict flips: {flips}. Unknown: groups rejected "
+        "with fewer than two rewards, so nobody knows what they had to offer."
     )
 
 

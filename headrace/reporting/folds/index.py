@@ -34,6 +34,7 @@ from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, 
 from headrace.records.update import (
     BatchScored,
     CanaryChecked,
+    StratumUpdate,
     UpdateCompleted,
     UpdateResult,
     WeightsActivated,
@@ -149,6 +150,7 @@ class UpdateLife:
     rows: tuple[BatchRow, ...] = ()
     completed_ns: int | None = None
     result: UpdateResult | None = None
+    strata: tuple[StratumUpdate, ...] = ()
 
 
 @dataclasses.dataclass
@@ -310,7 +312,7 @@ class RunIndex:
                 life.rows = read_record(self._read, plan, BatchPlan).rows
             case UpdateCompleted(result=result):
                 life = self._update(result.update)
-                life.completed_ns, life.result = event.t_ns, result
+                life.completed_ns, life.result, life.strata = event.t_ns, result, event.payload.strata
                 self._made[result.version] = result.update
             case CanaryChecked(policy=policy):
                 self._canaries[policy] = event.payload

@@ -2,8 +2,9 @@
 
 What stands for each factor: groups trained are those whose version was committed; a second group of the same task counts
 nothing; the reward range is [0, 1]; `e` is the effective sample size fraction of the group's difficulty in the batch that
-trained it, or of the whole batch where the log carries no finer one; the verdict flip rate is disputed over repeated gradings, and 0 where none was repeated,
-which the result says. A group rejected with fewer than two rewards has unknown information: it is counted, not guessed.
+trained it, or of the whole batch where the log carries no finer one; the verdict flip rate is disputed over repeated
+gradings, and 0 where none was repeated, which the result says. A group rejected with fewer than two rewards has unknown
+information: it is counted, not guessed.
 """
 
 from collections.abc import Iterable

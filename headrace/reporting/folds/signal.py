@@ -1,0 +1,96 @@
+"""The learning signal by difficulty: raw weights before corrections, what corrections and filters removed, clipped tokens.
+
+Invariant: rows and tokens add up over difficulties to those of the log; a figure that no update recorded is absent.
+"""
+
+import msgspec
+
+from headrace.records.update import SignalFigures, TokenCounts
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.quantities import ratio
+
+
+class StratumSignal(msgspec.Struct, frozen=True):
+    """One difficulty, over all updates.
+
+    Attributes:
+        difficulty: stratum.
+        rows: scored rows.
+        tokens: scored trained tokens.
+        smallest_ess: lowest effective sample size fraction of an update.
+        largest_weight: largest raw sequence weight.
+        largest_k_hat: highest Pareto shape; None when no update had rows enough.
+        kl_k1: KL(behaviour, trainer), token-weighted mean over updates, nats per token.
+        kl_k3: the same by the estimate that is never negative.
+        counts: what updates did to its tokens.
+    """
+
+    difficulty: str
+    rows: int
+    tokens: int
+    smallest_ess: float
+    largest_weight: float
+    largest_k_hat: float | None
+    kl_k1: float | None
+    kl_k3: float | None
+    counts: TokenCounts
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Members that a filter removed or whose reward it changed.
+
+    Attributes:
+        filter: its name.
+        difficulty: stratum.
+        members: how many.
+    """
+
+    filter: str
+    difficulty: str
+    members: int
+
+
+class LearningSignal(msgspec.Struct, frozen=True):
+    """The signal of a run.
+
+    Attributes:
+        strata: by difficulty.
+        removed: by filter and difficulty.
+    """
+
+    strata: tuple[StratumSignal, ...]
+    removed: tuple[Removed, ...]
+
+
+def learning_signal(index: RunIndex) -> LearningSignal:
+    """The figures so far."""
+    figures: dict[str, list[SignalFigures]] = {}
+    counts: dict[str, TokenCounts] = {}
+    removed: dict[tuple[str, str], int] = {}
+    for life in index.updates.values():
+        for item in life.scored.strata if life.scored else ():
+            figures.setdefault(item.difficulty, []).append(item.figures)
+        for item in life.strata:
+            counts[item.difficulty] = counts.get(item.difficulty, TokenCounts()) + item.counts
+        for item in life.planned.removed if life.planned else ():
+            key = (item.filter, item.difficulty)
+            removed[key] = removed.get(key, 0) + item.members
+    return LearningSignal(
+        strata=tuple(_stratum(name, found, counts.get(name, TokenCounts())) for name, found in sorted(figures.items())),
+        removed=tuple(Removed(*key, members) for key, members in sorted(removed.items())),
+    )
+
+
+def _stratum(name: str, found: list[SignalFigures], counts: TokenCounts) -> StratumSignal:
+    tokens = sum(item.tokens for item in found)
+    return StratumSignal(
+        difficulty=name,
+        rows=sum(item.rows for item in found),
+        tokens=tokens,
+        smallest_ess=min(item.ess_fraction for item in found),
+        largest_weight=max(item.maximum for item in found),
+        largest_k_hat=max((item.k_hat for item in found if item.k_hat is not None), default=None),
+        kl_k1=ratio(sum(item.kl_k1 * item.tokens for item in found), tokens),
+        kl_k3=ratio(sum(item.kl_k3 * item.tokens for item in found), tokens),
+        counts=counts,
+    )

@@ -1,0 +1,87 @@
+"""The learning signal as text: what was chosen, what it supposes, and what it did by difficulty.
+
+Invariant: a run that trains on data of another version without any correction says so in words.
+"""
+
+from collections.abc import Iterator
+
+from headrace.algorithms.corrections import FACTS
+from headrace.config import AlgorithmSection
+from headrace.records.learning import MASKING, tag_of
+from headrace.reporting.grids import Grid
+from headrace.reporting.plaintext import one_line
+from headrace.reporting.quantities import number, percent, ratio
+from headrace.reporting.report import RunReport
+
+
+def learning(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
+    """Choices, their support conditions, and figures by difficulty."""
+    if report.facts.config is not None:
+        yield from _choices(report.facts.config.algorithm)
+    signal = report.signal
+    if signal.strata:
+        yield Grid(
+            (
+                "difficulty",
+                "rows",
+                "ESS",
+                "max weight",
+                "k-hat",
+                "KL k1",
+                "KL k3",
+                "kept",
+                "clipped",
+                "outside",
+                "dual",
+            ),
+            tuple(
+                (
+                    one_line(row.difficulty, 30),
+                    f"{row.rows:,}",
+                    number(row.smallest_ess),
+                    number(row.largest_weight),
+                    number(row.largest_k_hat),
+                    number(row.kl_k1, 2),
+                    number(row.kl_k3, 2),
+                    percent(ratio(row.counts.kept, row.counts.tokens)),
+                    percent(ratio(row.counts.branch_binds, row.counts.tokens)),
+                    percent(ratio(row.counts.ratio_outside, row.counts.tokens)),
+                    percent(ratio(row.counts.dual, row.counts.tokens)),
+                )
+                for row in signal.strata
+            ),
+        )
+        yield "ESS: smallest of an update; k-hat above 0.7: no estimate is usable; kept: tokens that no correction removed."
+    if signal.removed:
+        yield Grid(
+            ("filter", "difficulty", "members"),
+            tuple((row.filter, one_line(row.difficulty, 30), f"{row.members:,}") for row in signal.removed),
+            left=2,
+        )
+
+
+def _choices(algorithm: AlgorithmSection) -> Iterator[str | Grid]:
+    yield (
+        f"advantage {algorithm.advantage}, loss {tag_of(algorithm.loss)}, anchor {algorithm.anchor}, "
+        f"aggregation {algorithm.aggregation}"
+    )
+    if algorithm.anchor == "behavior":
+        yield "The loss's own ratio is against the version that sampled each token; no second weight stands on top of it."
+    if not algorithm.corrections:
+        return
+    yield Grid(
+        ("correction", "supposes", "what stays wrong", "removes", "denominator"),
+        tuple(
+            (
+                tag_of(item),
+                FACTS[tag_of(item)].support,
+                FACTS[tag_of(item)].bias,
+                FACTS[tag_of(item)].removes,
+                item.denominator if isinstance(item, MASKING) else "unchanged",
+            )
+            for item in algorithm.corrections
+        ),
+        left=5,
+    )
+    if any(tag_of(item) == "none" for item in algorithm.corrections):
+        yield "No correction, by choice: tokens of another version count as if this policy had sampled them."
