@@ -172,7 +172,10 @@ def pareto_k_hat(log_weights_N: Values, *, has_prior: bool = False) -> float | N
     if count < 5 or count >= len(ordered_N):
         return None
     exceedances_M = ordered_N[-count:] - ordered_N[-count - 1]
-    if exceedances_M[-1] <= 0 or exceedances_M[0] == exceedances_M[-1]:
+    # Ties with the threshold exceed nothing; weights that are all nearly one are mostly ties.
+    exceedances_M = exceedances_M[exceedances_M > 0]
+    count = len(exceedances_M)
+    if count < 5 or exceedances_M[0] == exceedances_M[-1]:
         return None
     k = _generalised_pareto_shape(exceedances_M)
     return (count * k + 10 * 0.5) / (count + 10) if has_prior else k
