@@ -316,7 +316,7 @@ def _updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         f"engine/trainer log-prob difference at most {number(updates.largest_mismatch, 2)} nats on fresh tokens; lag at "
         f"most {number(updates.largest_lag)} updates (p95 {number(updates.lag_p95)}, token-weighted mean "
         f"{number(updates.mean_lag)}); span at most {number(updates.largest_span)}; smallest ESS fraction "
-        f"{number(updates.smallest_ess)}"
+        f"{number(updates.smallest_ess)}; {number(updates.rows_per_episode)} rows per episode"
     )
 
 

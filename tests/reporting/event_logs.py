@@ -24,7 +24,16 @@ from headrace.records.run import RunEnded, RunStarted, WorkerState, WorkerStateC
 from headrace.records.segment import FinishReason, Origin, Sampling, TokenSegment, TurnGenerated
 from headrace.records.task import Budget, Task, TaskDrawn
 from headrace.records.terminal import Success, Terminal, Truncated, terminal_name
-from headrace.records.trajectory import ActionOutcome, EpisodeStarted, Path, SideRecord, Transcript, TranscriptSealed
+from headrace.records.trajectory import (
+    ActionOutcome,
+    EpisodeStarted,
+    ForkCause,
+    Path,
+    PathParent,
+    SideRecord,
+    Transcript,
+    TranscriptSealed,
+)
 from headrace.records.update import (
     BatchScored,
     CanaryChecked,
@@ -105,11 +114,12 @@ class Log:
         terminal: Terminal | None = None,
         actions: Sequence[tuple[Action, ExecutionStatus]] = (),
         malformed: int = 0,
+        forks: Sequence[ForkCause] = (),
         cpu_s: float = 0.25,
         version: int = 0,
     ) -> Address:
         transcript = make_transcript(
-            episode, task, terminal or Success(), actions, malformed=malformed, version=version
+            episode, task, terminal or Success(), actions, malformed=malformed, forks=forks, version=version
         )
         side = SideRecord(transcript.address, 1, 0.5, 0.1, 0.0, 1.0, 0, Metering(0.1, cpu_s), 2 * len(actions))
         sealed = TranscriptSealed(
@@ -189,15 +199,17 @@ class Log:
         *,
         ess: float = 1.0,
         lag: int = 0,
+        paths: int = 1,
     ) -> None:
-        """Selects, plans, steps and publishes; each member with a reward is a row."""
+        """Selects, plans, steps and publishes; each path of a member with a reward is a row."""
         ids = tuple(GroupId("train", ordinal) for ordinal in groups)
         self.add(select_s, BatchSelected(update, ids), str(update))
         rows = tuple(
-            BatchRow(m.transcript, 0, GroupId("train", ordinal), place, 1, m.reward, m.reward - 0.5, 1.0)
+            BatchRow(m.transcript, path, GroupId("train", ordinal), place, 1, m.reward, m.reward - 0.5, 1.0)
             for ordinal, members in groups.items()
             for place, m in enumerate(members)
             if m.reward is not None and m.transcript is not None
+            for path in range(paths)
         )
         rewards = [row.reward for row in rows]
         plan = BatchPlan(update, POLICY, update - 1, rows, VERSION, bytes(16))
@@ -245,6 +257,7 @@ def make_transcript(
     actions: Sequence[tuple[Action, ExecutionStatus]] = (),
     *,
     malformed: int = 0,
+    forks: Sequence[ForkCause] = (),
     version: int = 0,
 ) -> Transcript:
     """A prompt of 6 tokens, one policy turn of 4, then one observation for each action and each malformed turn."""
@@ -262,7 +275,10 @@ def make_transcript(
         episode=episode,
         task=task.address,
         provenance=Provenance(task.address, (PolicyVersion(POLICY, version, weights_of(version)),), VERSION, VERSION),
-        paths=(Path("policy", tuple(segments)),),
+        paths=(
+            Path("policy", tuple(segments)),
+            *(Path("policy", (policy_segment(version, 2),), PathParent(0, 2, cause)) for cause in forks),
+        ),
         actions=tuple(outcomes),
         terminal=terminal,
         limits_hit=(terminal.limit,) if isinstance(terminal, Truncated) else (),

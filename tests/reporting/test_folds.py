@@ -5,12 +5,13 @@ import math
 import pytest
 from event_logs import POLICY, Log, episode_id, make_task
 
+from headrace.records.batch import MemberResult
 from headrace.records.evaluation import EvaluationCompleted, StratumScore
 from headrace.records.execution import ExecutionStatus
 from headrace.records.ids import PolicyRef
 from headrace.records.run import WeightsHeld, WorkerState
 from headrace.records.terminal import Failure, InfraError, Limit, Success, Truncated
-from headrace.records.trajectory import TranscriptSealed
+from headrace.records.trajectory import ForkCause, TranscriptSealed
 from headrace.records.verdict import VerdictDisputed
 from headrace.reporting.folds.funnel import Funnel
 from headrace.reporting.report import RunReport, encode_report, report_run
@@ -102,6 +103,26 @@ def test_calls_cuts_control_literals_malformed_turns_and_limits_are_counted():
     assert outcome(funnel, "episode", "new attempt after an infrastructure failure") == 1
     found = {(item.kind, item.name): item.count for item in report.limits.counts}
     assert found == {("budget", "turns"): 1, ("tool", "timeout"): 1, ("boundary", "inference"): 1}
+
+
+def test_every_fork_is_counted_by_its_cause_and_each_path_is_a_row_of_its_episode():
+    log = Log()
+    log.commit(0.0, 0)
+    task = log.draw(0.0, 0)
+    members: list[MemberResult] = []
+    for place in range(2):
+        log.start(0.0, episode_id(0, place), task)
+        causes = (ForkCause.THINKING_DROPPED, ForkCause.COMPACTION)
+        sealed = log.seal(1.0, episode_id(0, place), task, forks=causes)
+        members.append(MemberResult(episode_id(0, place), sealed, log.judge(1.5, sealed, float(place)), float(place)))
+    log.close(2.0, 0, tuple(members))
+    log.update(2.0, 3.0, 4.0, 1, {0: tuple(members)}, paths=3)
+    report = report_of(log)
+    assert outcome(report.funnel, "path", "forked: thinking_dropped") == 2
+    assert outcome(report.funnel, "path", "forked: compaction") == 2
+    assert (report.updates.updates[0].rows, report.updates.updates[0].episodes) == (6, 2)
+    assert report.updates.rows_per_episode == 3.0
+    assert report_of(two_updates()).updates.rows_per_episode == 1.0
 
 
 def test_information_of_two_groups_equals_the_sum_done_by_hand():

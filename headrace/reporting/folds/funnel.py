@@ -163,6 +163,8 @@ class StageFunnel:
             outcomes["observation", "control literals neutralised", purpose] += life.side.neutralized
             outcomes["turn", "cache rebuilt or slot taken", purpose] += life.side.preemptions
             outcomes["transcript", "no sampled token", purpose] += life.sealed.sampled_tokens == 0
+            for cause in life.forks:
+                outcomes["path", f"forked: {cause.value}", purpose] += 1
             for status, count in life.statuses:
                 outcomes["call", status.value, purpose] += count
             if life.num_scored:
@@ -244,6 +246,7 @@ class StageFunnel:
 _ORDER = (
     "episode",
     "turn",
+    "path",
     "call",
     "observation",
     "terminal",

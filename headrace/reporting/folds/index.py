@@ -30,7 +30,7 @@ from headrace.records.run import RunEnded, RunStarted
 from headrace.records.segment import Origin
 from headrace.records.task import Task, TaskDrawn
 from headrace.records.terminal import Limit
-from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
+from headrace.records.trajectory import EpisodeStarted, ForkCause, SideRecord, Transcript, TranscriptSealed
 from headrace.records.update import (
     BatchScored,
     CanaryChecked,
@@ -132,6 +132,7 @@ class TranscriptLife:
     limits_hit: tuple[Limit, ...]
     statuses: tuple[tuple[ExecutionStatus, int], ...]
     malformed_turns: int
+    forks: tuple[ForkCause, ...]
     verdict_ns: int | None = None
     num_scored: int = 0
     reward: float | None = None
@@ -357,6 +358,7 @@ class RunIndex:
             limits_hit=transcript.limits_hit,
             statuses=tuple(sorted(statuses.items(), key=lambda item: item[0].value)),
             malformed_turns=_malformed_turns(transcript),
+            forks=tuple(path.parent.cause for path in transcript.paths if path.parent is not None),
         )
 
     def _judge(self, sealed: VerdictSealed, t_ns: int) -> None:

@@ -14,6 +14,7 @@ class UpdateFigures(msgspec.Struct, frozen=True):
         version: that it made, once committed.
         t_s: commit of that version, else the last thing known of the update, seconds since the start.
         rows: trained rows.
+        episodes: whose rows they are; one that forked has a row for each of its paths.
         mean_reward: over members with a reward.
         oldest_lag: largest lag of a trained token, updates.
         mean_lag: token-weighted, updates.
@@ -38,6 +39,7 @@ class UpdateFigures(msgspec.Struct, frozen=True):
     version: int | None
     t_s: float | None
     rows: int | None
+    episodes: int | None
     mean_reward: float | None
     oldest_lag: int | None
     mean_lag: float | None
@@ -70,6 +72,7 @@ class Updates(msgspec.Struct, frozen=True):
         lag_p95: 95% quantile of the updates' oldest lags.
         largest_span: inside one trajectory.
         smallest_ess: lowest effective sample size fraction.
+        rows_per_episode: trained rows over episodes; 1 when no episode forked, None when nothing trained.
     """
 
     updates: tuple[UpdateFigures, ...]
@@ -80,6 +83,7 @@ class Updates(msgspec.Struct, frozen=True):
     lag_p95: float | None
     largest_span: int | None
     smallest_ess: float | None
+    rows_per_episode: float | None
 
 
 def updates(index: RunIndex) -> Updates:
@@ -87,6 +91,7 @@ def updates(index: RunIndex) -> Updates:
     by_update = {life.update: life for life in index.versions.values() if life.update is not None}
     figures = tuple(_figures(life, by_update.get(life.update)) for life in index.updates.values())
     initial = next((life.canary for life in index.versions.values() if life.update is None), None)
+    num_episodes = sum(item.episodes or 0 for item in figures)
     lags = [item.oldest_lag for item in figures if item.oldest_lag is not None]
     return Updates(
         updates=figures,
@@ -97,6 +102,7 @@ def updates(index: RunIndex) -> Updates:
         lag_p95=quantile(lags, 0.95),
         largest_span=max((item.max_span for item in figures if item.max_span is not None), default=None),
         smallest_ess=min((item.ess_fraction for item in figures if item.ess_fraction is not None), default=None),
+        rows_per_episode=sum(item.rows or 0 for item in figures) / num_episodes if num_episodes else None,
     )
 
 
@@ -111,6 +117,7 @@ def _figures(life: UpdateLife, version: VersionLife | None) -> UpdateFigures:
         version=version.policy.version if version else None,
         t_s=None if end_ns is None else end_ns / 1e9,
         rows=planned.rows if planned else None,
+        episodes=len({row.transcript for row in life.rows}) if planned else None,
         mean_reward=planned.mean_reward if planned else None,
         oldest_lag=planned.oldest_lag if planned else None,
         mean_lag=planned.mean_lag if planned else None,
