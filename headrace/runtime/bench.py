@@ -30,8 +30,7 @@ from headrace.records.task import Task
 from headrace.records.trajectory import Transcript
 from headrace.records.verdict import Verdict
 from headrace.runtime.adapters import LocalEnvironment, open_environment, open_harness, start_worker
-from headrace.runtime.parts import part_files
-from headrace.runtime.placement import place_grader
+from headrace.runtime.placement import place_beside
 from headrace.runtime.policy import given_policy, tokenizer_folder
 from headrace.scheduling.retry import RetryRule
 from headrace.store.memory import MemoryJournal
@@ -138,7 +137,7 @@ async def open_bench(config: Config, tokenizer: Path | None = None) -> AsyncIter
         stack.push_async_callback(environment.stop)
         await environment.start()
         harness = open_harness(config, environment.tools, tokenizer or tokenizer_folder(await given_policy(config)))
-        place = place_grader(config.grader, environment.isolation, part_files(config.grader.options))
+        place = place_beside(config, environment.isolation)
 
         def start_grader() -> "asyncio.Future[Child]":
             return asyncio.ensure_future(start_worker("grader", place.argv))

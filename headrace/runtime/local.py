@@ -36,11 +36,11 @@ from headrace.runtime.adapters import (
 )
 from headrace.runtime.folders import BLOBS
 from headrace.runtime.models import keep_model_files
-from headrace.runtime.parts import part_files
-from headrace.runtime.placement import GraderPlace, place_grader
+from headrace.runtime.placement import GraderPlace, place_beside
 from headrace.runtime.policy import WarmStartReport, given_policy, prepare_policy, tokenizer_folder
 from headrace.runtime.preflight import model_shape, preflight
 from headrace.runtime.workers.settings import EngineSettings, TrainerSettings, command
+from headrace.store.blobs import FileBlobs
 from headrace.store.sqlite import SqliteJournal
 from headrace.training.child import ChildTrainer, TrainerHello
 
@@ -56,7 +56,7 @@ class LocalRun:
 
     Attributes:
         config: the checked configuration.
-        folder: its folder, which exists and is empty.
+        folder: its folder, which exists; empty, or holding a run that is gone on with.
         observers: called with every event.
         warm_start: called with progress of the warm start.
     """
@@ -88,7 +88,8 @@ async def run_local(run: LocalRun) -> RunSummary:
         (folder / "tokenizer.json").write_bytes(harness.codec.source)
         journal = SqliteJournal(folder, incarnation=f"local-{os.getpid()}")
         stack.push_async_callback(journal.close)
-        place = place_grader(config.grader, environment.isolation, part_files(config.grader.options))
+        FileBlobs(folder / BLOBS).sweep()  # what a killed process left half written
+        place = place_beside(config, environment.isolation)
         workers = await stack.enter_async_context(_workers(config, folder, policy, place))
         hello = msgspec.msgpack.decode(workers.trainer.hello, type=TrainerHello)
         size_bytes = (folder / BLOBS / hello.weights[:2] / hello.weights).stat().st_size

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
-from headrace.config import GraderSection
+import msgspec
+
+from headrace.config import Config, GraderSection
 from headrace.environments.sandbox.options import Isolation
 from headrace.errors import ConfigError
-from headrace.runtime.walls import is_readable_by_anyone, isolated_python, visible, walled
+from headrace.runtime.parts import PYTHON, part_files
+from headrace.runtime.walls import can_be_walled, is_readable_by_anyone, isolated_python, visible, walled
 from headrace.runtime.workers.rights import landlock_version
 from headrace.runtime.workers.settings import GraderSettings, settings_arguments
 
@@ -33,6 +36,19 @@ class GraderPlace:
 
     argv: list[str]
     note: str
+
+
+def place_beside(config: Config, isolation: Isolation) -> GraderPlace:
+    """The grader of a configuration, where its tools have this isolation.
+
+    A user's own tools have no walls of their own, which says nothing of what the platform can put round the grader.
+
+    Raises:
+        ConfigError: as `place_grader`.
+    """
+    if config.environment.kind == PYTHON and config.grader.placement == "service" and can_be_walled():
+        isolation = msgspec.structs.replace(isolation, level="bubblewrap")
+    return place_grader(config.grader, isolation, part_files(config.grader.options))
 
 
 def place_grader(section: GraderSection, isolation: Isolation, files: Sequence[Path] = ()) -> GraderPlace:

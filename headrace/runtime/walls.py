@@ -5,6 +5,7 @@ Invariant: behind the walls there are the interpreter, installed packages and th
 """
 
 import os
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from headrace.environments.sandbox.launch import find_bubblewrap
 PACKAGE = Path(headrace.__file__).resolve().parent
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OMP_NUM_THREADS": "1"}  # noqa: S108
+
+_TRY_S = 10.0
 
 
 def isolated_python(module: str, *arguments: str) -> list[str]:
@@ -55,6 +58,19 @@ def walled(argv: Sequence[str], files: Sequence[Path] = ()) -> list[str]:
             arguments += ["--perms", "0755", "--dir", str(folder)]
         arguments += ["--ro-bind", str(file), str(file)]
     return [*arguments, "--remount-ro", "/", "--chdir", "/", "--", *argv]
+
+
+def can_be_walled() -> bool:
+    """Whether bubblewrap works here; tried once, which takes a few hundredths of a second."""
+    if find_bubblewrap() is None:
+        return False
+    try:
+        tried = subprocess.run(
+            walled([sys.executable, "-I", "-c", ""]), timeout=_TRY_S, capture_output=True, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return tried.returncode == 0
 
 
 def is_readable_by_anyone(*, through_parents: bool) -> bool:

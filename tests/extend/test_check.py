@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
+from headrace.runtime.walls import can_be_walled
 
 pytestmark = pytest.mark.slow
 
@@ -71,3 +72,17 @@ def test_a_planted_fault_is_named(
     status = main(["check", str(tmp_path / "parts.toml")])
     assert told in capsys.readouterr().out
     assert status == (1 if change else 0)
+
+
+@pytest.mark.skipif(not can_be_walled(), reason="bubblewrap does not work here")
+def test_a_grader_reads_no_file_that_it_does_not_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = tmp_path / "prices.txt"
+    prices.write_text("1.0", encoding="utf-8")
+    grade = f'float(open("{prices}").read()) * (answer == str(problem.answer))'
+    (tmp_path / "parts.py").write_text(PARTS.format(**{**SOUND, "grade": grade}), encoding="utf-8")
+    (tmp_path / "parts.toml").write_text(CONFIG, encoding="utf-8")
+    assert main(["check", str(tmp_path / "parts.toml")]) == 1
+    assert "oracle: 3 episodes without a score" in capsys.readouterr().out
+    named = CONFIG.replace('name = "grade" }', 'name = "grade", sources = ["prices.txt"] }')
+    (tmp_path / "parts.toml").write_text(named, encoding="utf-8")
+    assert main(["check", str(tmp_path / "parts.toml")]) == 0
