@@ -1,6 +1,6 @@
 """`python3 -m labs.templates [FOLDER]`: which chat templates are append-only, as docs/templates.md.
 
-Without a folder the templates of the installed `trl` package are read; see requirements/templates.txt.
+Without a folder the templates of the installed `trl` package are read; see requirements/fixtures.txt.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main() -> None:
     arguments = parser.parse_args()
     corpus = installed() if arguments.folder is None else (arguments.folder, "of that folder")
     if corpus is None:
-        parser.error("trl is not installed: pip install --no-deps -r requirements/templates.txt")
+        parser.error("trl is not installed: pip install --no-deps -r requirements/fixtures.txt")
     PAGE.write_text(page(*corpus), encoding="utf-8")
     print(PAGE)
 

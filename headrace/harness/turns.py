@@ -119,7 +119,11 @@ class TurnProbe:
         for place in range(start, len(ids)):
             if ids[place] in self._stops:
                 return ids[start : place + 1]
-        raise ConfigError(f"the template does not end the policy's turn with one of {sorted(self._stops)}")
+        stops = ", ".join(self._tokenizer.decode([token]) for token in sorted(self._stops))
+        raise ConfigError(
+            f"the template does not end the policy's turn by itself with one of {stops}; a family whose turns end with the "
+            "next message's first token is not supported"
+        )
 
     def _prompt(self, question: str) -> list[int]:
         messages = [*self._system, {"role": "user", "content": question}]

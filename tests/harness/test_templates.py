@@ -59,7 +59,7 @@ def test_the_same_text_in_other_tokens_is_a_fork() -> None:
 @pytest.mark.peers
 @pytest.mark.skipif(
     templates.installed() is None,
-    reason="trl is not installed: pip install --no-deps -r requirements/templates.txt",
+    reason="trl is not installed: pip install --no-deps -r requirements/fixtures.txt",
 )
 def test_the_page_about_real_templates_is_current_and_tells_qwen3_from_its_training_patch() -> None:
     corpus = templates.installed()
