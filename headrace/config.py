@@ -353,6 +353,14 @@ def decode_options(options: dict[str, Any], kind: type[T], where: str) -> T:
         raise ConfigError(f"{where}: {error}") from error
 
 
+def override_config(config: Config, overrides: tuple[str, ...]) -> Config:
+    """The checked configuration with `section.key=value` overrides. Raises ConfigError."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    for override in overrides:
+        _apply_override(tree, override)
+    return decode_config(tree, "overrides")
+
+
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     name, separator, literal = override.partition("=")
     if not separator or not all(name.split(".")):

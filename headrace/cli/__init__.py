@@ -17,6 +17,7 @@ before a run
 
 a run
   headrace train examples/arithmetic/train.toml    a training job, with live progress and a report
+  headrace train --resume run-001                  goes on with a run after a crash, a kill or SIGTERM
   headrace ls                                      the runs: state, updates, held-out success, size
   headrace eval run-001@60 run-001                 a model on held-out tasks: pass@k, intervals, paired comparison
 

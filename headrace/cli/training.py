@@ -1,8 +1,10 @@
 """`train`, `check`, `eval`."""
 
 import argparse
+from pathlib import Path
 
 from headrace.cli.commands import add_command, add_config, add_runs
+from headrace.errors import ConfigError
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,11 +20,15 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "train",
         "Runs a training job from a TOML file. Overrides are section.key=value with TOML literals.",
         "headrace train examples/arithmetic/train.toml run.seed=3\n"
-        "headrace train examples/arithmetic/train.toml schedule.mode=separate_async schedule.credit_batches=1",
+        "headrace train examples/arithmetic/train.toml schedule.mode=separate_async schedule.credit_batches=1\n"
+        "headrace train --resume run-001                  after a crash, a kill or SIGTERM\n"
+        "headrace train --resume run-001 run.updates=120  more updates of a finished run",
     )
-    add_config(parser)
+    parser.add_argument("config", nargs="?", help="TOML file; with --resume, if given, it has to say the same")
+    parser.add_argument("overrides", nargs="*", help="section.key=value with TOML literals, such as run.seed=3")
     add_runs(parser)
     parser.add_argument("--run", default=None, help="name of the new run (default: the next free run-NNN)")
+    parser.add_argument("--resume", metavar="RUN", default=None, help="go on with a run where its journal ends")
     parser.set_defaults(run_command=_train)
 
 
@@ -80,10 +86,18 @@ def _add_eval(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _train(options: argparse.Namespace) -> int:
+    from headrace.runtime.folders import find_run
     from headrace.runtime.parts import load_with_parts
-    from headrace.runtime.training import train
+    from headrace.runtime.training import resume, train
 
-    return train(load_with_parts(options.config, tuple(options.overrides)), options.runs, options.run)
+    words = ([] if options.config is None else [options.config]) + options.overrides
+    files, overrides = [word for word in words[:1] if "=" not in word], tuple(word for word in words if "=" in word)
+    if options.resume is not None:
+        given = load_with_parts(Path(files[0]), overrides) if files else None
+        return resume(find_run(options.runs, options.resume), overrides, given)
+    if not files:
+        raise ConfigError("name a TOML file such as examples/arithmetic/train.toml, or a run with --resume")
+    return train(load_with_parts(Path(files[0]), tuple(words[1:])), options.runs, options.run)
 
 
 def _check(options: argparse.Namespace) -> int:

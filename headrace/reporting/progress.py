@@ -6,7 +6,7 @@ lines: one for each update, one for each held-out round, and what the run waits 
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
@@ -123,6 +123,16 @@ class Progress:
                 self._refresh()
         elif event.t_ns - self._last_line_ns >= HEARTBEAT_NS and not self._state.is_virtual:
             self._line(f"{_clock(event.t_ns)}  waits for {self._state.waits_for}")
+
+    def catch_up(self, events: Iterable[Event]) -> None:
+        """Takes what happened under earlier processes of the run, and writes nothing."""
+        was_quiet, self._console.quiet = self._console.quiet, True
+        try:
+            for event in events:
+                if not isinstance(event.payload, (RunStarted, RunEnded)):
+                    self(event)
+        finally:
+            self._console.quiet = was_quiet
 
     def close(self) -> None:
         """Leaves the terminal as it is; safe to call twice, and needed only when the run ended without saying so."""

@@ -6,14 +6,13 @@ give the same event hash and the same weights, bit for bit. No thread, process o
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.checkers import LawChecker, bounds_of
 from headrace.config import Config, decode_options
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
 from headrace.control.recorder import Observer
-from headrace.environments.inline import InlineEnvironment
+from headrace.environments.inline import InlineEnvironment, no_duration
 from headrace.graders.inline import InlineGrader
 from headrace.graders.reasoning_gym import open_grader_core
 from headrace.harness import open_harness
@@ -21,15 +20,17 @@ from headrace.inference.core import EngineCore
 from headrace.inference.inline import InlineInference
 from headrace.inference.options import EngineOptions
 from headrace.inference.turns import StepWork
+from headrace.records.action import Action
 from headrace.records.events import Event
 from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.update import WeightsCommitted
 from headrace.runtime.local import canary_of
-from headrace.runtime.simulated import law_observer
+from headrace.runtime.simulated import resumed_laws
 from headrace.simulation.loop import run_virtual
 from headrace.store.blobs import FileBlobs
-from headrace.store.memory import MemoryJournal
+from headrace.store.group_commit import Storage
+from headrace.store.memory import MemoryJournal, MemoryStorage
 from headrace.tasks.reasoning_gym import open_tasks
 from headrace.training.core import TrainerCore, TrainerOptions
 from headrace.training.inline import InlineTrainer
@@ -54,25 +55,48 @@ class InlineResult:
     weights: tuple[Address, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class InlineWorld:
+    """What an inline run stands in.
+
+    Attributes:
+        storage: the journal's; one that holds events of the run already is gone on with.
+        tool_s: virtual seconds of each action.
+    """
+
+    storage: Storage = dataclasses.field(default_factory=MemoryStorage)
+    tool_s: Callable[[Action], float] = no_duration
+
+
 def run_inline(
-    config: Config, policy: Path, blobs: Path, *, shuffle_seed: int | None = None, observers: Sequence[Observer] = ()
+    config: Config,
+    policy: Path,
+    blobs: Path,
+    *,
+    world: InlineWorld | None = None,
+    shuffle_seed: int | None = None,
+    observers: Sequence[Observer] = (),
 ) -> InlineResult:
     """Runs to the end, with every law checked after every event.
 
     Args:
         config: `run.deterministic` should be set.
         policy: folder of version 0, with its tokenizer.
-        blobs: folder for weights.
+        blobs: folder for weights and checkpoints.
+        world: what it stands in; a fresh one by default.
         shuffle_seed: explores another interleaving of ready callbacks per seed.
         observers: called with every event.
     """
-    return run_virtual(_run(config, policy, blobs, observers), shuffle_seed=shuffle_seed)
+    return run_virtual(_run(config, policy, blobs, world or InlineWorld(), observers), shuffle_seed=shuffle_seed)
 
 
-async def _run(config: Config, policy: Path, blobs_folder: Path, observers: Sequence[Observer]) -> InlineResult:
+async def _run(  # noqa: PLR0917 - the arguments of `run_inline`
+    config: Config, policy: Path, blobs_folder: Path, world: InlineWorld, observers: Sequence[Observer]
+) -> InlineResult:
     loop = asyncio.get_running_loop()
     policy_id = PolicyId(config.policy.policy_id)
-    journal, blobs, environment = MemoryJournal(), FileBlobs(blobs_folder), InlineEnvironment()
+    journal, blobs = MemoryJournal(world.storage), FileBlobs(blobs_folder)
+    environment = InlineEnvironment(duration_s=world.tool_s)
     tasks = open_tasks(
         config.tasks.kind,
         config.tasks.options,
@@ -95,6 +119,7 @@ async def _run(config: Config, policy: Path, blobs_folder: Path, observers: Sequ
         put_weights=blobs.put,
         clock=loop.time,
         policy_id=policy_id,
+        files=blobs,
     )
     weights = core.export()
     ports = Ports(
@@ -115,7 +140,7 @@ async def _run(config: Config, policy: Path, blobs_folder: Path, observers: Sequ
         initial_bytes=blobs.path(weights).stat().st_size,
         canary=canary_of(tasks, harness),
     )
-    laws = law_observer(LawChecker(bounds_of(config), journal.read))
+    laws = resumed_laws(config, journal)
     summary = await Orchestrator(config, ports, facts, observers=(laws, *observers)).run()
     await engine.close()
     await environment.stop()

@@ -1,19 +1,28 @@
-"""`headrace train`: a run's folder, live progress, and the report at the end."""
+"""`headrace train`: a run's folder, live progress, and the report at the end.
+
+Invariant: however a run ends, by a signal or a crash, `--resume` goes on where its journal ends.
+"""
 
 import asyncio
+import signal
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
-from headrace.config import Config
-from headrace.errors import HeadraceError
+from headrace.config import Config, override_config
+from headrace.errors import ConfigError, HeadraceError
+from headrace.records.run import RunStarted
 from headrace.reporting.progress import Progress
 from headrace.runtime.folders import new_run
 from headrace.runtime.local import LocalRun, run_local
 from headrace.runtime.policy import WarmStartState
 from headrace.runtime.reading import write_report
+from headrace.store.reader import JournalReader, open_reader
 
 _WARM_LINES = 10
+STOPPED = 128 + signal.SIGTERM
+"""Exit status after SIGTERM, as a shell gives it."""
 
 
 def train(config: Config, runs: Path, name: str | None) -> int:
@@ -26,19 +35,78 @@ def train(config: Config, runs: Path, name: str | None) -> int:
     console = Console(highlight=False)
     console.print(f"run {folder}: {config.run.updates} updates, seed {config.run.seed}, {config.schedule.mode}")
     progress = Progress(console, updates=config.run.updates)
-    run = LocalRun(config, folder, observers=(progress,), warm_start=_WarmStart(console))
     try:
-        asyncio.run(run_local(run))
+        return _run(LocalRun(config, folder, (progress,), _WarmStart(console)), progress, console)
     except HeadraceError:
         _remove_empty(folder)
         raise
+
+
+def resume(folder: Path, overrides: tuple[str, ...], given: Config | None = None) -> int:
+    """Goes on with a run where its journal ends; exit status 0 once it is complete and reported.
+
+    Args:
+        folder: of the run.
+        overrides: settings that may differ from those it was started with, such as `run.updates=80`.
+        given: configuration in place of the recorded one; it has to be the same but for those.
+
+    Raises:
+        ConfigError: with every difference, when it would be another run.
+        HeadraceError: whatever stopped it.
+    """
+    with open_reader(folder) as reader:
+        config = override_config(given or _recorded_config(reader, folder), overrides)
+        console = Console(highlight=False)
+        progress = Progress(console, updates=config.run.updates)
+        progress.catch_up(reader.events())
+    console.print(
+        f"run {folder}: goes on to {config.run.updates} updates, seed {config.run.seed}, {config.schedule.mode}"
+    )
+    return _run(LocalRun(config, folder, (progress,), _WarmStart(console)), progress, console)
+
+
+def _run(run: LocalRun, progress: Progress, console: Console) -> int:
+    folder = run.folder
+    try:
+        is_stopped = asyncio.run(_until_told(run))
     finally:
         progress.close()
+    if is_stopped:
+        console.print(f"stopped by SIGTERM; go on with:  headrace train --resume {folder}", soft_wrap=True)
+        return STOPPED
     write_report(folder, folder / "report.html")
     console.print(
         f"\nlook closer:  headrace show train.0.0.0 --run {folder}    headrace verify --run {folder}", soft_wrap=True
     )
     return 0
+
+
+async def _until_told(run: LocalRun) -> bool:
+    """Whether SIGTERM ended the run: nothing new was begun, the journal is complete, no child is left."""
+    loop, running = asyncio.get_running_loop(), asyncio.ensure_future(run_local(run))
+    is_told = False
+
+    def stop() -> None:
+        nonlocal is_told
+        is_told = True
+        loop.remove_signal_handler(signal.SIGTERM)  # the next one kills at once
+        running.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not is_told:
+            raise
+    return is_told
+
+
+def _recorded_config(reader: JournalReader, folder: Path) -> Config:
+    """The configuration that the newest process of the run was started with."""
+    started = [event.payload for event in reader.events_of_kind("run_started")]
+    if not started or not isinstance(started[-1], RunStarted):
+        raise ConfigError(f"{folder} holds no run that began; start a new one")
+    return msgspec.msgpack.decode(reader.read(started[-1].config), type=Config)
 
 
 class _WarmStart:

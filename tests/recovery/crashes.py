@@ -11,10 +11,9 @@ from headrace.errors import StoreError
 from headrace.records.batch import BatchPlan, BatchPlanned
 from headrace.records.events import Event
 from headrace.records.ids import Address
-from headrace.records.provenance import address_of
 from headrace.records.update import WeightsCommitted
 from headrace.runtime.simulated import SimulatedDisk, Simulation, SimulationResult, simulate
-from headrace.store.group_commit import Entry, Tail
+from headrace.store.group_commit import Entry, Storage, Tail
 from headrace.store.memory import MemoryStorage
 
 DEAD = "the process is dead"
@@ -24,12 +23,12 @@ class MortalStorage:
     """A storage whose writer dies at its n-th commit, counted from 1, which is lost; 0 never dies.
 
     Attributes:
-        commits: commits that reached the disk, over all writers.
+        ends: the last event of each commit that reached the disk.
     """
 
     def __init__(self, storage: MemoryStorage, dies_at: int = 0) -> None:
         self.storage = storage
-        self.commits = 0
+        self.ends: list[int] = []
         self._dies_at = dies_at
 
     def claim(self) -> Tail:
@@ -39,7 +38,11 @@ class MortalStorage:
         if self._dies_at and self.commits + 1 >= self._dies_at:
             raise StoreError(DEAD)
         self.storage.commit(epoch, entries)
-        self.commits += 1
+        self.ends.append(entries[-1].event.seq)
+
+    @property
+    def commits(self) -> int:
+        return len(self.ends)
 
     def read(self, address: Address) -> bytes:
         return self.storage.read(address)
@@ -74,7 +77,11 @@ def all_events(disk: SimulatedDisk) -> list[Event]:
 
 
 def broken_laws(config: Config, disk: SimulatedDisk) -> list[str]:
-    return [str(item) for item in check_log(all_events(disk), bounds_of(config), disk.storage.read)]
+    return broken_laws_of(config, disk.storage)
+
+
+def broken_laws_of(config: Config, storage: Storage) -> list[str]:
+    return [str(item) for item in check_log(storage.events(0), bounds_of(config), storage.read)]
 
 
 def weights(events: Sequence[Event]) -> list[str]:
@@ -99,7 +106,3 @@ def config(schedule: dict[str, Any], **sections: dict[str, Any]) -> Config:
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}
     return decode_config(tree, "test")
-
-
-def digest(values: Sequence[str]) -> str:
-    return address_of("\n".join(values).encode())

@@ -1,0 +1,209 @@
+"""`kill -9` of a whole training job at random instants, and `--resume`: real processes, a real disk.
+
+`HEADRACE_KILLS=20` kills more often than the default.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.records.batch import BatchPlanned
+from headrace.records.checkpoint import CheckpointWritten, RunResumed
+from headrace.records.events import Event
+from headrace.records.run import RunEnded, RunStarted
+from headrace.records.task import TaskDrawn
+from headrace.records.update import WeightsCommitted
+from headrace.store.reader import open_reader
+from headrace.store.verify import verify_run
+
+KILLS = int(os.environ.get("HEADRACE_KILLS", "3"))
+UPDATES = 4
+PATIENCE_S = 240.0
+JOB = """
+[run]
+seed = 11
+updates = {updates}
+deterministic = true
+
+[budget]
+turns = 3
+episode_tokens = 200
+turn_tokens = 48
+observation_tokens = 24
+
+[tasks]
+kind = "reasoning_gym"
+options = {{ held_out_per_stratum = 1 }}
+
+[policy]
+kind = "folder"
+options = {{ path = "{policy}" }}
+
+[inference]
+kind = "embedded"
+options = {{ slots = 16, context = 256, deterministic = true }}
+
+[environment]
+kind = "sandbox"
+options = {{ tools = ["calculator"] }}
+
+[algorithm]
+learning_rate = 1e-3
+
+[schedule]
+batch_groups = 4
+group_size = 4
+
+[evaluation]
+every_updates = 4
+temperatures = [1.0]
+
+[checkpoint]
+every_updates = 2
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def job(warm_policy: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(policy=warm_policy, updates=UPDATES), encoding="utf-8")
+    return path
+
+
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    """A job in a process group of its own."""
+    with (folder / "output.txt").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "headrace.cli", "train", "--runs", str(folder / "runs"), *arguments],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below one."""
+    parents = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = place.read_text(encoding="utf-8").rpartition(")")[2].split()
+            parents[int(place.parent.name)] = int(fields[1])
+    found: set[int] = set()
+    wanted = {pid}
+    while wanted:
+        wanted = {child for child, parent in parents.items() if parent in wanted} - found
+        found |= wanted
+    return found
+
+
+def wait_gone(pids: set[int]) -> None:
+    """Returns once none of the processes runs. A process that is not ours is watched by its descriptor."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                import select
+
+                ended, _, _ = select.select([descriptor], [], [], 20.0)
+                assert ended, f"process {pid} outlived its parent"
+            finally:
+                os.close(descriptor)
+
+
+def kill_after(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Whether it was killed; False when it had ended before."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        return False
+    below = descendants(process.pid)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_gone(below)
+    return True
+
+
+def events_of(folder: Path, run: str) -> list[Event]:
+    with open_reader(folder / "runs" / run) as reader:
+        return list(reader.events())
+
+
+def committed(events: list[Event]) -> list[str]:
+    return [event.payload.weights for event in events if isinstance(event.payload, WeightsCommitted)]
+
+
+def finish(folder: Path, process: "subprocess.Popen[bytes]") -> None:
+    output = folder / "output.txt"
+    assert process.wait(PATIENCE_S) == 0, output.read_text(encoding="utf-8")[-3000:]
+
+
+def test_a_job_killed_at_random_instants_ends_where_the_undisturbed_one_ends(job: Path, tmp_path: Path) -> None:
+    begun = start(tmp_path, str(job), "--run", "whole")
+    finish(tmp_path, begun)
+    whole = events_of(tmp_path, "whole")
+    length_s = whole[-1].t_ns / 1e9
+    delays = np.random.default_rng(5).uniform(0.0, length_s, KILLS)
+    process, kills = start(tmp_path, str(job), "--run", "killed"), 0
+    for delay_s in delays.tolist():
+        start_s = 8.0  # workers start for about so long before anything is recorded
+        if not kill_after(process, start_s + delay_s):
+            break
+        kills += 1
+        is_begun = (tmp_path / "runs" / "killed" / "journal.db").is_file() and any(
+            isinstance(event.payload, RunStarted) for event in events_of(tmp_path, "killed")
+        )
+        assert is_begun
+        process = start(tmp_path, "--resume", "killed")
+    finish(tmp_path, process)
+    assert kills >= 1
+    events = events_of(tmp_path, "killed")
+    report = verify_run(tmp_path / "runs" / "killed")
+    assert report.is_sound, report.problems
+    assert events[-1].payload == RunEnded("completed", UPDATES)
+    assert len({event.epoch for event in events}) == kills + 1
+    planned = [group for event in events if isinstance(event.payload, BatchPlanned) for group in event.payload.groups]
+    drawn = [event.key for event in events if isinstance(event.payload, TaskDrawn)]
+    assert Counter(map(str, planned)) == Counter(drawn), "every task that was drawn trained once"
+    resumed = [event.payload for event in events if isinstance(event.payload, RunResumed)]
+    assert all(item.identical == item.replayed for item in resumed)
+    assert committed(events) == committed(whole), "bit for bit the undisturbed run's weights"
+
+
+def test_sigterm_ends_a_job_at_once_and_it_goes_on_without_a_wait(job: Path, tmp_path: Path) -> None:
+    process = start(tmp_path, str(job), "--run", "told")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(16.0)
+    below = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30.0) == 128 + signal.SIGTERM, (tmp_path / "output.txt").read_text(encoding="utf-8")
+    wait_gone(below)
+    before = events_of(tmp_path, "told")
+    assert isinstance(before[-1].payload, RunEnded)
+    assert before[-1].payload.reason == "stopped"
+    finish(tmp_path, start(tmp_path, "--resume", "told"))
+    events = events_of(tmp_path, "told")
+    assert events[-1].payload == RunEnded("completed", UPDATES)
+    assert verify_run(tmp_path / "runs" / "told").is_sound
+    assert any(isinstance(event.payload, CheckpointWritten) for event in events)
+
+
+def test_a_run_that_would_be_another_one_is_refused_with_every_difference(job: Path, tmp_path: Path) -> None:
+    finish(tmp_path, start(tmp_path, str(job), "run.updates=1", "--run", "small"))
+    before = events_of(tmp_path, "small")
+    refused = start(tmp_path, "--resume", "small", "run.seed=12", "schedule.group_size=5", "run.updates=2")
+    assert refused.wait(PATIENCE_S) == 1
+    output = (tmp_path / "output.txt").read_text(encoding="utf-8")
+    assert "run.seed: 11 when it started, 12 now" in output
+    assert "schedule.group_size: 4 when it started, 5 now" in output
+    assert "run.updates" not in output.partition("cannot go on")[2].partition("start a new run")[0]
+    assert events_of(tmp_path, "small") == before
+    finish(tmp_path, start(tmp_path, "--resume", "small", "run.updates=2"))
+    assert events_of(tmp_path, "small")[-1].payload == RunEnded("completed", 2)
