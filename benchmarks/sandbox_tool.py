@@ -2,7 +2,7 @@
 
 Run: `python -m benchmarks.sandbox_tool`. The whole orchestrator on the first four groups of W-A. R5 is the default tool, the
 calculator, in warm processes that all episodes share. R5-python gives each episode an interpreter of its own, which is
-used once and replaced in the background: that replacement is most of its cost, and it counts.
+used once and replaced in the background: that replacement is most of its cost, and counts as far as it got by the end.
 
 CPU of the whole process tree counts. Living children are read in clock ticks of 10 ms, 78 us a turn here. The floor runs the
 same calls in one process of its own that is not confined, metered or journaled; the peer's way, a process for each
