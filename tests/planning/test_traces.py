@@ -1,0 +1,76 @@
+"""The orchestrator on exact micro traces and on 4000 tasks, against values that a plain event loop over a heap gives."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from planning.traces import dropped, handed_over, oracle, run_trace, trace_scenario
+
+from headrace.planning.outcome import outcome_of
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "sync": {"mode": "sync", "credit_batches": 0},
+    "fifo": {"mode": "separate_async", "order": "ordinal"},
+    "ready": {"mode": "separate_async"},
+    "drop": {"mode": "separate_async", "staleness": "drop"},
+}
+MICRO = [name for name in oracle("simulation_traces") if name.startswith("trace_")]
+LARGE = oracle("simulation_traces")["statistical_two_class"]
+
+
+def schedule_of(policy: str, lag: int) -> dict[str, Any]:
+    """`drop` of the reference starts a task whenever a server is free: its bound is no credit."""
+    return {**SCHEDULES[policy], "credit_batches": 1000 if policy == "drop" else lag, "max_lag": max(lag, 1)}
+
+
+@pytest.mark.parametrize("name", MICRO)
+def test_a_micro_trace_comes_out_exactly(name: str) -> None:
+    case = oracle("simulation_traces")[name]
+    given, expected = case["inputs"], case["expected"]
+    scenario = trace_scenario(given["durations"], given["slots"], given["P"], given["train_time"])
+    result = run_trace(scenario, schedule_of(given["policy"], given.get("eta", 0)), len(given["durations"]))
+    trained = handed_over(result, is_from_token=given["policy"] == "drop")
+    assert [ordinal for _, ordinal, _ in trained] == expected["consumed_ids"]
+    assert [lag for _, _, lag in trained] == expected["lags"]
+    assert dropped(result) == expected["dropped_ids"]
+    assert result.summary.updates == expected["steps"]
+    assert result.makespan_s == pytest.approx(expected["end_time"], abs=1e-6)
+    assert result.slot_seconds == pytest.approx(expected["slot_busy_area"], abs=1e-6)
+    outcome = outcome_of(result.events, expected["steps"], result.slot_seconds, first=0)
+    busy_s = outcome.makespan_s * (1.0 - outcome.trainer_idle)
+    assert expected["end_time"] - busy_s == pytest.approx(expected["trainer_idle"], abs=1e-6)
+    assert outcome.identities.worst < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE["expected"]["policies"])
+def test_four_thousand_tasks_give_the_throughput_and_the_lag_of_the_reference(name: str) -> None:
+    given, expected = LARGE["inputs"], LARGE["expected"]["policies"][name]
+    policy, _, credit = name.partition("_eta")
+    is_long = np.random.Generator(np.random.Philox(given["seed"])).random(given["n"]) < 0.1
+    durations = np.where(is_long, 10.0, 1.0)
+    assert durations.mean() == pytest.approx(LARGE["expected"]["mean_duration"])
+    scenario = trace_scenario(durations.tolist(), given["slots"], given["P"], given["train_time"])
+    result = run_trace(scenario, schedule_of(policy, int(credit or 0)), given["n"], checked=False)
+    trained = handed_over(result, is_from_token=policy == "drop")
+    lost = set(dropped(result))
+    retention = {
+        kind: 1.0 - sum(is_long[ordinal] == (kind == "long") for ordinal in lost) / (is_long == (kind == "long")).sum()
+        for kind in ("long", "short")
+    }
+    updates = result.summary.updates
+    outcome = outcome_of(result.events, updates, result.slot_seconds, first=0)
+    if policy != "drop":
+        assert 1e-3 * outcome.groups_per_ks == pytest.approx(expected["throughput"], rel=1e-6)
+        assert outcome.trainer_idle == pytest.approx(expected["trainer_idle_fraction"], abs=1e-6)
+        lags = [lag for _, _, lag in trained]
+        assert np.mean(lags) == pytest.approx(expected["lag_mean"], abs=1e-6)
+        assert max(lags) == expected["lag_max"]
+        assert not lost
+        assert outcome.identities.worst < 1e-9
+    else:
+        # The two judge a finished task at different moments of an update, which matters the less the larger the bound is.
+        assert 1e-3 * outcome.groups_per_ks == pytest.approx(expected["throughput"], rel=0.03)
+        assert retention["long"] == pytest.approx(expected["retention_long"], abs=0.08)
+        assert max(lag for _, _, lag in trained) == expected["lag_max"]
+    assert 1e-3 * outcome.groups_per_ks <= 1.01 * LARGE["expected"]["fluid_throughput"] * (1 + 8 / given["n"])
