@@ -18,6 +18,7 @@ from rich.text import Text
 from headrace.algorithms.intervals import wilson_interval
 from headrace.records.action import ActionCommitted, ActionIntended
 from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.checkpoint import RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.events import Event
 from headrace.records.run import RunEnded, RunStarted
@@ -93,6 +94,7 @@ class Progress:
         self._live: Live | None = None
         self._handlers: dict[type, Callable[[Event, Any], None]] = {
             RunStarted: self._on_start,
+            RunResumed: self._on_resumed,
             TurnGenerated: self._on_turn,
             EpisodeStarted: self._on_episode,
             TranscriptSealed: self._on_sealed,
@@ -150,6 +152,15 @@ class Progress:
         if self._console.is_terminal and not self._state.is_virtual:
             self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
+
+    def _on_resumed(self, event: Event, resumed: RunResumed) -> None:
+        self._state.version, self._state.stage = resumed.version, "groups"
+        start = "version 0" if resumed.checkpoint is None else f"the checkpoint of update {resumed.checkpoint}"
+        self._line(
+            f"goes on at version {resumed.version}: from {start}, {resumed.replayed} plans computed again "
+            f"({resumed.identical} bit for bit); {resumed.open_groups} groups open, {resumed.ready_groups} of them ready; "
+            f"{resumed.resumed} attempts go on, {resumed.reissued} start again"
+        )
 
     def _on_turn(self, event: Event, turn: TurnGenerated) -> None:
         count = sum(len(segment) for segment in turn.segments)
