@@ -1,8 +1,8 @@
 """A learned reward model as a grader: its own weights, version and batching, in its own process like any other grader.
 
 Invariant: the version is a hash of the weights, the tokenizer and the options, so other weights are another grader. A score
-is the sigmoid of one logit and so lies in (0, 1). What a submission gets does not depend on the submissions beside it, beyond
-rounding: rows are padded on the right and masked. A text that cannot be scored has no score; it is never 0.
+is the sigmoid of one logit and so lies in (0, 1). What a submission gets does not depend on the submissions beside it,
+beyond rounding: rows are padded on the right and masked. A text that cannot be scored has no score; it is never 0.
 
 Dimensions: B submissions, T tokens of the longest.
 """

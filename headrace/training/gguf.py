@@ -31,7 +31,9 @@ def convert_gguf(source: Path, out: Path) -> None:
         tokenizer: Any = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
     except ImportError as error:
         raise ConfigError(f"{source}: a package that reads GGUF is missing: {error}") from error
-    except Exception as error:  # boundary: the reader raises what it likes for a file that is none, struct.error included
+    except (
+        Exception
+    ) as error:  # boundary: the reader raises what it likes for a file that is none, struct.error included
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     config = loaded.config
     # The loaded one remembers that it was quantized and refuses to be saved; a model of the same configuration does not.
