@@ -53,6 +53,22 @@ def test_a_file_that_is_no_gguf_leaves_nothing_in_the_cache(tmp_path: Path, monk
     assert not list((tmp_path / "cache" / "headrace" / "policies").iterdir())
 
 
+def test_an_answer_has_to_be_short_and_to_name_one_capital() -> None:
+    found = importlib.util.spec_from_file_location("smollm2_parts", EXAMPLE.with_name("parts.py"))
+    assert found is not None and found.loader is not None
+    parts = importlib.util.module_from_spec(found)
+    found.loader.exec_module(parts)
+    for problem in parts.capitals():
+        assert parts.short_and_right(problem.answer, problem) == 1.0
+        assert parts.short_and_right(f"The capital you ask for is {problem.answer}.", problem) == 1.0
+        assert parts.short_and_right("", problem) == 0.0
+        assert (
+            parts.short_and_right(" or ".join(sorted(parts.CAPITALS.values())[:3] + [problem.answer]), problem) == 0.0
+        )
+        assert parts.short_and_right(f"{problem.answer} is the city that you would like me to name.", problem) == 0.0
+    assert len({problem.question for problem in parts.capitals()}) == len(parts.CAPITALS) == 64
+
+
 class TestSmolLM2:
     pytestmark = needs_model
 
