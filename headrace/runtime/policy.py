@@ -4,6 +4,7 @@ Invariant: a cached folder is named by everything that it depends on, and appear
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import shutil
 import tempfile
@@ -119,7 +120,9 @@ def tokenizer_folder(policy: Path | None) -> Path | None:
 async def _converted(options: GgufOptions) -> Path:
     """The cached folder of a GGUF file. Raises ConfigError, or ProcessError when the conversion failed."""
     source = _gguf_file(options)
-    name = content_version(source.read_bytes(), (Path(__file__).parent.parent / "training" / "gguf.py").read_bytes())
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    name = content_version(digest, (Path(__file__).parent.parent / "training" / "gguf.py").read_bytes())
     target = cache_folder() / "policies" / name
     if (target / "model.safetensors").is_file():
         return target
