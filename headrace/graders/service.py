@@ -75,7 +75,7 @@ def verdicts_of(core: GraderCore, submissions: Sequence[Submission]) -> Iterator
 
 
 def grader_service(core: GraderCore, server: Server) -> None:
-    """Grades until the parent is gone. The server's hello has to be `core.version` in ASCII."""
+    """Grades until the parent is gone. The server's hello has to be `grader_hello(core)`."""
     while True:
         try:
             for call in server.poll(None):
@@ -90,10 +90,15 @@ class ChildGrader:
     Args:
         child: the running child.
         respawn: starts another one after a loss; without it a lost grader stays lost.
+
+    Attributes:
+        weights_bytes: bytes of the weights that it holds, 0 for most graders.
+        num_restarts: how often it was started again.
     """
 
     def __init__(self, child: Child, respawn: Callable[[], Awaitable[Child]] | None = None) -> None:
         self._version = _version_of(child)
+        self.weights_bytes = _weights_bytes_of(child)
         self._child: Child | None = child
         self._respawn = respawn
         self._turn = asyncio.Lock()
@@ -198,8 +203,18 @@ def _answer(core: GraderCore, server: Server, call: Call) -> None:
     server.reply(call.call_id, b"")
 
 
+def grader_hello(core: GraderCore) -> bytes:
+    """First message of a grader's child: its version, and the bytes of the weights it holds, 0 for most."""
+    return f"{core.version} {getattr(core, 'size_bytes', 0)}".encode("ascii")
+
+
+def _weights_bytes_of(child: Child) -> int:
+    size = child.hello.decode("ascii", "replace").partition(" ")[2]
+    return int(size) if size.isdecimal() else 0
+
+
 def _version_of(child: Child) -> Address:
-    version = child.hello.decode("ascii", "replace")
+    version = child.hello.decode("ascii", "replace").partition(" ")[0]
     if len(version) != 64:
         raise GraderError(
             f"{child.name}: hello is {version[:80]!r}; a grader says its 64-digit version", Outcome.REJECTED

@@ -24,6 +24,7 @@ from headrace.inference.child import ChildInference
 from headrace.ports import TaskSource
 from headrace.processes.child import Child
 from headrace.records.arrays import IntArray
+from headrace.records.ids import PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.run import WeightsHeld
 from headrace.runtime.adapters import (
@@ -101,7 +102,7 @@ async def run_local(run: LocalRun) -> RunSummary:
             initial=PolicyVersion(hello.policy_id, hello.version, hello.weights),
             initial_bytes=size_bytes,
             canary=canary_of(tasks, harness),
-            copies=_copies(hello, size_bytes),
+            copies=_copies(hello, size_bytes, workers.grader.weights_bytes),
             notes={"sandbox": _isolation(environment), "grader": place.note, "fits": fits},
         )
         ports = Ports(
@@ -175,12 +176,14 @@ def _isolation(environment: LocalEnvironment) -> str:
     return f"{found.level}, metered by {found.metering}{missing}"
 
 
-def _copies(hello: TrainerHello, served_bytes: int) -> tuple[WeightsHeld, ...]:
-    """Every copy of weights that a local run holds: the engine's, and whatever the trainer says it has."""
+def _copies(hello: TrainerHello, served_bytes: int, grader_bytes: int) -> tuple[WeightsHeld, ...]:
+    """Every copy of weights that a local run holds: the engine's, and whatever trainer and grader say they have."""
+    judges = [WeightsHeld("reward model", PolicyId("reward_model"), "grader", "cpu", grader_bytes)] if grader_bytes else []
     return (
         WeightsHeld("policy (served)", hello.policy_id, WORKER, "cpu", served_bytes),
         *(
             WeightsHeld(role, hello.policy_id, "trainer", "cpu", size_bytes)
             for role, size_bytes in hello.copies.items()
         ),
+        *judges,
     )

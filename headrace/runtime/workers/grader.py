@@ -1,6 +1,6 @@
 """Main of the grader's process: the only one that makes answers."""
 
-from headrace.graders.service import grader_service
+from headrace.graders.service import grader_hello, grader_service
 from headrace.processes.serve import Server
 from headrace.runtime.adapters import open_grader_core
 from headrace.runtime.workers.rights import give_up_rights
@@ -12,7 +12,7 @@ def main() -> None:
     settings, fd = parse(GraderSettings)
     core = open_grader_core(settings.kind, settings.options)
     give_up_rights(settings.uid, settings.readable)
-    grader_service(core, Server(fd, core.version.encode("ascii")))
+    grader_service(core, Server(fd, grader_hello(core)))
 
 
 if __name__ == "__main__":
