@@ -155,17 +155,21 @@ class UpdateLoop:
         version, staleness = self._versions.current, self._settings.staleness
         if staleness.cancels:
             self._cancel_stale(version)
-        for group in self._collector.ready():
+        ready = self._collector.ready()
+        num_ready = len(ready)
+        for group in ready:
             reason = staleness.drop_reason(group.lag(version))
             if reason is not None and staleness.requeues:
                 self._source.draw_again(group.task)
             if reason is None:
                 reason = filter_reason(group, self._settings.algorithm.filters)
             if reason is not None:
+                num_ready -= 1
                 self._reject(group, reason)
-        ordinals = self._settings.order.choose(
-            self._collector.open_groups(), version, is_last=self._source.is_exhausted
-        )
+        order, is_last = self._settings.order, self._source.is_exhausted
+        if num_ready < max(1, order.size(self._collector.outstanding, is_last)):
+            return []  # asked at every change, so an answer that is plain costs no look at every open group
+        ordinals = order.choose(self._collector.open_groups(), version, is_last=is_last)
         return [self._collector.group(ordinal) for ordinal in ordinals or ()]
 
     def _cancel_stale(self, version: int) -> None:

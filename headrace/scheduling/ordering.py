@@ -38,6 +38,11 @@ class BatchOrder(msgspec.Struct, frozen=True):
     batch_groups: int
     max_lag: int | None
 
+    def size(self, num_open: int, is_last: bool) -> int:
+        """Groups of the next batch; 0 when there can be none."""
+        size = min(self.batch_groups, num_open) if is_last else self.batch_groups
+        return size if num_open >= size else 0
+
     def choose(self, groups: Sequence[OpenGroup], version: int, is_last: bool) -> tuple[int, ...] | None:
         """Ordinals of the next batch, rising; None to wait.
 
@@ -46,8 +51,8 @@ class BatchOrder(msgspec.Struct, frozen=True):
             version: version that the next gradient is taken at.
             is_last: no further group will come, so a smaller batch is better than none.
         """
-        size = min(self.batch_groups, len(groups)) if is_last else self.batch_groups
-        if size == 0 or len(groups) < size:
+        size = self.size(len(groups), is_last)
+        if size == 0:
             return None
         if self.order == "ordinal":
             first = sorted(groups, key=lambda group: group.ordinal)[:size]
