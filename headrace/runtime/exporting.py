@@ -163,7 +163,7 @@ def parquet_row(trajectory: Trajectory) -> dict[str, Any]:
         "extra_fields": {
             "terminal": terminal_name(transcript.terminal),
             "final_text": transcript.final_text,
-            "scores": list(scores.items()),
+            "scores": [{"name": name, "value": value} for name, value in scores.items()],
             "unscored": unscored.cause.value if unscored else None,
             "num_paths": len(transcript.paths),
             "limits_hit": [limit.value for limit in transcript.limits_hit],
@@ -307,7 +307,7 @@ def _schema(pa: Any) -> Any:
                     [
                         ("terminal", text),
                         ("final_text", text),
-                        ("scores", pa.map_(text, number)),
+                        ("scores", pa.list_(pa.struct([("name", text), ("value", number)]))),
                         ("unscored", text),
                         ("num_paths", pa.int64()),
                         ("limits_hit", pa.list_(text)),
