@@ -1,0 +1,37 @@
+"""A family of the renderers package through a whole check: real sandbox, real grader, every transcript sealed."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+QWEN3 = Path(__file__).parent.parent / "fixtures" / "qwen3"
+ARITHMETIC = Path(__file__).parent.parent.parent / "examples" / "arithmetic" / "train.toml"
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("renderers") is None,
+    reason="the package renderers is not installed: pip install --no-deps -r requirements/renderers.txt",
+)
+def test_qwen3_plays_the_arithmetic_tasks_and_nothing_but_the_policy_fails(tmp_path: Path) -> None:
+    for file in QWEN3.iterdir():
+        shutil.copy(file, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+    overrides = (
+        "harness.kind=renderers",
+        'harness.options={ family = "qwen3" }',
+        "policy.kind=folder",
+        f'policy.options={{ path = "{tmp_path}" }}',
+        "budget.episode_tokens=4096",
+        "budget.turn_tokens=512",
+        "tasks.options={ held_out_per_stratum = 1 }",
+    )
+    argv = [sys.executable, "-m", "headrace.cli", "check", str(ARITHMETIC), "--train", "10", *overrides]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sound" in done.stdout
