@@ -24,7 +24,7 @@ steady/ks  groups trained per 1000 simulated seconds, last two thirds  lag    up
 bound      share of the fluid bound that keeps all tasks                      gradient, mean/largest
 idle       share of time in which the trainer had nothing to do        wait   part of the lag after the group's last token
 token lag  the lag of every trained segment, token-weighted; p95       waste  slot time whose tokens did not train"""
-_QUICK_UPDATES, _QUICK_CURVE_UPDATES, _FULL_CURVE_UPDATES = 16, 12, 100
+_QUICK_UPDATES, _QUICK_CURVE_UPDATES, _FULL_CURVE_UPDATES = 16, 16, 24
 
 
 def main() -> int:

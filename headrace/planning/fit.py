@@ -20,7 +20,7 @@ from headrace.records.batch import BatchSelected, GroupClosed
 from headrace.records.events import Event
 from headrace.records.ids import EpisodeId, Purpose
 from headrace.records.run import RunStarted
-from headrace.records.segment import Origin, TurnGenerated
+from headrace.records.segment import Origin, TokenSegment, TurnGenerated
 from headrace.records.task import TaskDrawn
 from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
 from headrace.records.update import (
@@ -41,6 +41,8 @@ from headrace.store.reader import open_reader
 
 _QUANTILES = 33
 _LEAST_EPISODES = 16
+_FOLLOWS = 0.5
+"""Correlation of turns and tokens above which lengths are fitted by turn."""
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -130,10 +132,13 @@ class _Episode:
     """One sealed training episode."""
 
     group: str
-    tokens: int
-    turns: int
+    turns: tuple[int, ...]
     prompt: int
     observations: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.turns)
 
 
 class _Log:
@@ -260,17 +265,18 @@ class _Log:
         first = origins.index(Origin.POLICY)
         return _Episode(
             group=str(transcript.episode.group),
-            tokens=sealed.sampled_tokens,
-            turns=sum(segment.finish is not None for segment in segments),
+            turns=_turn_tokens(segments),
             prompt=sum(len(segment) for segment in segments[:first]),
             observations=tuple(len(segment) for segment in segments[first:] if segment.origin is Origin.ENVIRONMENT),
         )
 
 
 def _workload(log: _Log, name: str) -> Workload:
-    scales, strata = _strata(log)
+    is_by_turn = _grows_with_turns(log.episodes)
+    scales, strata = _strata(log, is_by_turn)
     difficulty = log.difficulty
-    scaled = [episode.tokens / scales[difficulty[episode.group]] for episode in log.episodes]
+    lengths = [(e.group, n) for e in log.episodes for n in (e.turns if is_by_turn else (e.tokens,))]
+    scaled = [tokens / scales[difficulty[group]] for group, tokens in lengths]
     gaps = [gap_s / scales[difficulty[group]] for group, gap_s in log.gaps if group in difficulty]
     observations = [count for episode in log.episodes for count in episode.observations]
     return Workload(
@@ -278,10 +284,10 @@ def _workload(log: _Log, name: str) -> Workload:
         source=f"fitted from the event log of {name}: {len(log.episodes)} episodes, {len(log.update_s)} updates",
         strata=strata,
         tokens=law_of(scaled),
-        tokens_of="episode",
-        group_correlation=_correlation(scaled, [episode.group for episode in log.episodes]),
+        tokens_of="turn" if is_by_turn else "episode",
+        group_correlation=_correlation(scaled, [group for group, _ in lengths]),
         prompt_tokens=law_of([episode.prompt for episode in log.episodes]),
-        turns=steps_of([episode.turns for episode in log.episodes]),
+        turns=steps_of([len(episode.turns) for episode in log.episodes]),
         observation_tokens=law_of(observations),
         tool_s=law_of(gaps),
         open_s=law_of(log.open_s),
@@ -289,12 +295,33 @@ def _workload(log: _Log, name: str) -> Workload:
     )
 
 
-def _strata(log: _Log) -> tuple[dict[str, float], tuple[Stratum, ...]]:
-    """Scale of each difficulty, relative to the mean episode, and the strata."""
+def _turn_tokens(segments: Sequence[TokenSegment]) -> tuple[int, ...]:
+    """Sampled tokens of each turn; a turn is cut into segments where weights changed, and ends with a finish."""
+    turns, running = list[int](), 0
+    for segment in segments:
+        if segment.origin is Origin.POLICY:
+            running += len(segment)
+            if segment.finish is not None:
+                turns.append(running)
+                running = 0
+    return tuple(turns)
+
+
+def _grows_with_turns(episodes: Sequence[_Episode]) -> bool:
+    """Whether an episode's tokens follow its turns, so that a length belongs to a turn rather than to the episode."""
+    turns = np.array([len(episode.turns) for episode in episodes], dtype=float)
+    tokens = np.array([episode.tokens for episode in episodes], dtype=float)
+    if turns.std() == 0.0 or tokens.std() == 0.0:
+        return False
+    return bool(np.corrcoef(turns, tokens)[0, 1] > _FOLLOWS)
+
+
+def _strata(log: _Log, is_by_turn: bool) -> tuple[dict[str, float], tuple[Stratum, ...]]:
+    """Scale of each difficulty, relative to the mean turn or episode, and the strata."""
     tokens: dict[str, list[int]] = defaultdict(list)
     solved: dict[str, list[float]] = defaultdict(list)
     for episode in log.episodes:
-        tokens[log.difficulty[episode.group]].append(episode.tokens)
+        tokens[log.difficulty[episode.group]] += episode.turns if is_by_turn else (episode.tokens,)
     assert log.config is not None
     for group, rewards in log.rewards.items():
         if group in log.difficulty:
@@ -302,7 +329,7 @@ def _strata(log: _Log) -> tuple[dict[str, float], tuple[Stratum, ...]]:
     groups = Counter(log.difficulty.values())
     known = {name: count for name, count in groups.items() if name in tokens}
     total = sum(known.values())
-    mean = float(np.mean([episode.tokens for episode in log.episodes]))
+    mean = float(np.mean([count for counts in tokens.values() for count in counts]))
     scales = {name: float(np.mean(values)) / mean for name, values in tokens.items()}
     shares = {name: count / total for name, count in sorted(known.items())}
     strata = [

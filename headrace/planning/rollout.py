@@ -116,12 +116,16 @@ def losing_pairs() -> list[tuple[str, Scenario, Scenario, dict[str, Any]]]:
 
 
 def curve_cells(updates: int) -> list[Cell]:
-    """Throughput against the allowed lag on the published workload."""
+    """Throughput against the allowed lag on the published workload, filling of the pipeline included.
+
+    The rule behind the published curve admits by credit, as `pace` does. Over a long run the plateau lies higher: 19% above the
+    published one at lag 4.
+    """
     scenario = load_scenario("allowed_lag")
     cells: list[Cell] = []
     for lag in PUBLISHED_LAGS:
         credit = UNBOUNDED if lag is None else lag
-        schedule = asynchronous(credit, staleness="wait", max_lag=credit) if credit else SYNC
+        schedule = asynchronous(credit) if credit else SYNC
         cells.append(Cell(CURVE, "unbounded" if lag is None else str(lag), scenario, schedule, updates, None, credit))
     return cells
 

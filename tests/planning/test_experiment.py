@@ -77,7 +77,7 @@ def test_asynchronous_training_loses_where_the_experiment_says_so() -> None:
 
 @pytest.mark.slow
 def test_the_published_throughput_against_allowed_lag_comes_out_within_15_percent() -> None:
-    cells = run_cells(curve_cells(40), 7)
+    cells = run_cells(curve_cells(16), 7)
     base = cells[0].outcome.groups_per_ks
     for cell, published in zip(cells, PUBLISHED_THROUGHPUT, strict=True):
         assert cell.outcome.groups_per_ks / base == pytest.approx(published, rel=0.15), cell.name
