@@ -6,7 +6,19 @@ Invariant: every stage has a record type, and its event types are those that say
 import dataclasses
 from types import UnionType
 
-from headrace.records import action, batch, execution, observation, segment, task, terminal, trajectory, update, verdict
+from headrace.records import (
+    action,
+    batch,
+    checkpoint,
+    execution,
+    observation,
+    segment,
+    task,
+    terminal,
+    trajectory,
+    update,
+    verdict,
+)
 from headrace.records.harness import ParsedTurn
 from headrace.records.reward import RewardRule
 
@@ -90,6 +102,7 @@ STAGES: tuple[Stage, ...] = (
             update.CanaryChecked,
             update.WeightsCommitted,
             update.WeightsActivated,
+            checkpoint.CheckpointWritten,
         ),
         "trainer",
         "control/publishing.py",

@@ -16,6 +16,7 @@ from headrace.ports import TurnTiming
 from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import Float32Bytes, IntArray, float32_bytes
 from headrace.records.batch import BatchPlan, BatchRow
+from headrace.records.checkpoint import Manifest
 from headrace.records.execution import ExecutionStatus, Lease, Metering, Receipt
 from headrace.records.harness import ToolSchema
 from headrace.records.ids import Address, PolicyId, PolicyRef
@@ -155,6 +156,19 @@ class ScriptedTrainer:
     async def canary(self, ids: Sequence[IntArray], timeout_s: float) -> CanaryScore:
         logprobs = Float32Bytes(b"".join(float32_bytes([-1.0] * (len(ids_T) - 1)) for ids_T in ids))
         return CanaryScore(POLICY, self._version, logprobs, None)
+
+    async def save(self, timeout_s: float) -> Manifest:
+        weights = weights_of(self._version)
+        return Manifest(POLICY, self._version, weights, {}, 1, "none", content_version("scripted trainer"))
+
+    async def load(self, manifest: Manifest, timeout_s: float) -> None:
+        self._version = manifest.version
+
+    async def replay(self, plan: BatchPlan, weights: Address, timeout_s: float) -> bool:
+        return (await self.update(plan, timeout_s)).weights == weights
+
+    async def forget(self, blobs: Sequence[Address], timeout_s: float) -> None:
+        """Keeps no files."""
 
 
 def weights_bytes(version: int) -> bytes:

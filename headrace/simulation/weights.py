@@ -62,6 +62,10 @@ class WeightShelf:
         except msgspec.DecodeError as error:
             raise IntegrityError(f"weights {address}: {error}") from error
 
+    def holds(self, address: Address) -> bool:
+        """Whether there are weights at the address."""
+        return address in self._data
+
     def remove(self, address: Address) -> None:
         """Takes the weights off the shelf, if they are there."""
         self._data.pop(address, None)

@@ -211,19 +211,25 @@ class TrainerCore:
 
     def save(self) -> Manifest:
         """Everything that the next updates depend on, in the store."""
-        parts = {"optimizer": optimizer_bytes(self._optimizer), "random": random_bytes()}
-        if self._critic is not None:
+        parts: dict[str, Callable[[], bytes]] = {
+            "optimizer": lambda: optimizer_bytes(self._optimizer),
+            "random": random_bytes,
+        }
+        critic = self._critic
+        if critic is not None:
             parts |= {
-                "critic": tensors_bytes(self._critic.parameters),
-                "critic_optimizer": optimizer_bytes(self._critic.optimizer),
+                "critic": lambda: tensors_bytes(critic.parameters),
+                "critic_optimizer": lambda: optimizer_bytes(critic.optimizer),
             }
-        weights = weights_bytes(self._policy.model)
+        # One after the other: of a large model there is no room for the bytes of all at once.
+        weights, size_bytes = self._stored(weights_bytes(self._policy.model))
+        stored = {name: self._stored(make()) for name, make in parts.items()}
         manifest = Manifest(
             policy_id=self.policy_id,
             version=self.version,
-            weights=self._put_weights(weights),
-            parts={name: self._put_weights(data) for name, data in parts.items()},
-            size_bytes=len(weights) + sum(map(len, parts.values())),
+            weights=weights,
+            parts={name: address for name, (address, _) in stored.items()},
+            size_bytes=size_bytes + sum(size for _, size in stored.values()),
             scheduler=self._options.scheduler,
             algorithm=address_of(canonical_bytes(self._algorithm)),
         )
@@ -283,6 +289,9 @@ class TrainerCore:
         if self._files is not None:
             for address in blobs:
                 self._files.remove(address)
+
+    def _stored(self, data: bytes) -> tuple[Address, int]:
+        return self._put_weights(data), len(data)
 
     def _read_file(self, address: Address) -> bytes:
         if self._files is None:

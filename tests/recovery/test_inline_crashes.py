@@ -17,8 +17,6 @@ from headrace.records.checkpoint import RunResumed
 from headrace.runtime.inline import InlineResult, InlineWorld, run_inline
 from headrace.store.memory import MemoryStorage
 
-KILLS = 8
-
 
 def proof(every_updates: int = 2) -> Config:
     return msgspec.structs.replace(proof_config("sync"), checkpoint=CheckpointSection(every_updates=every_updates))
@@ -46,16 +44,16 @@ def run_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every_updates", [2, 0])
+@pytest.mark.parametrize(("every_updates", "kills"), [(2, 8), (0, 2)])
 def test_a_run_killed_at_seeded_instants_ends_with_the_weights_and_the_consumption_of_the_uninterrupted_one(
-    warm_policy: Path, tmp_path: Path, every_updates: int
+    warm_policy: Path, tmp_path: Path, every_updates: int, kills: int
 ) -> None:
     configured, storage = proof(every_updates), MemoryStorage()
     counting = MortalStorage(storage)
     whole = run_inline(configured, warm_policy, tmp_path / "whole", world=InlineWorld(counting, random_delays(0)))
     expected = list(whole.weights), consumed(whole.events, storage.read)
     assert len(set(expected[0])) >= 3, "the updates have to move the weights"
-    instants = np.random.default_rng(11).choice(np.arange(3, counting.commits + 1), KILLS, replace=False)
+    instants = np.random.default_rng(11).choice(np.arange(3, counting.commits + 1), kills, replace=False)
     for delays, dies_at in enumerate(sorted(instants.tolist()), start=1):
         disk, blobs = MemoryStorage(), tmp_path / f"killed-{dies_at}"
         assert run_once(configured, warm_policy, blobs, disk, dies_at=dies_at) is None

@@ -140,3 +140,18 @@ def test_a_checkpoint_counts_what_a_recount_of_the_events_before_it_counts() -> 
         assert item.lease_token == past.lease_token
         assert item.drawn == item.trained + item.filtered + item.abandoned + len(item.open)
         assert item.manifest.weights == past.weights[item.update]
+
+
+def test_files_of_dropped_checkpoints_go_and_those_of_kept_and_served_ones_stay() -> None:
+    settings = {"every_updates": 1, "keep_last": 1}
+    simulation, disk = small("sync", checkpoint=settings), SimulatedDisk()
+    finish(simulation, disk)
+    made = weights(all_events(disk))
+    held = [disk.shelf.holds(address) for address in made]
+    assert held == [True, False, False, True], "the starting point belongs to no checkpoint, the last one to the newest"
+    commits = count_commits(simulation)
+    for dies_at in range(commits // 2, commits + 1, 4):
+        disk = SimulatedDisk()
+        run_until(simulation, disk, dies_at)
+        finish(simulation, disk)
+        assert weights(all_events(disk)) == made
