@@ -18,7 +18,7 @@ from headrace.environments.sessions import SessionEnvironment
 from headrace.errors import EnvironmentFault, Outcome
 from headrace.ports import Environment, Handle
 from headrace.records.action import Action, EffectClass
-from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease
+from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease, Receipt
 from headrace.records.ids import ActionId, EpisodeId, GroupId, LeaseToken, Purpose
 from headrace.records.task import Budget, Task
 from headrace.records.terminal import Failure, Success
@@ -257,6 +257,21 @@ def test_the_claim_is_success_exactly_when_the_answer_is_the_last_successful_res
         assert await environment.claim(handle, " 6\n", TIMEOUT_S) == Success()
         assert await environment.claim(handle, "5", TIMEOUT_S) == Failure("the answer is not the last result")
         assert await environment.claim(handle, " \n", TIMEOUT_S) == Failure("no answer")
+
+    run(scenario)
+
+
+def test_what_a_predecessor_did_is_never_run_again_and_the_claim_knows_it(run: Run) -> None:
+    async def scenario(environment: Environment, handle: Handle) -> None:
+        action = calculation("2 + 3")
+        # An answer that no run of the action would give.
+        receipt = Receipt(action.id, LeaseToken(1), ExecutionStatus.OK, b"77", 2)
+        await environment.adopt(handle, [(action, receipt)], TIMEOUT_S)
+        assert await environment.execute(handle, action, lease(2), TIMEOUT_S) == receipt
+        assert await environment.probe(handle, action.id, TIMEOUT_S) == receipt
+        assert await environment.claim(handle, "77", TIMEOUT_S) == Success()
+        with pytest.raises(EnvironmentFault, match="other arguments"):
+            await environment.execute(handle, calculation("2 + 4"), lease(2), TIMEOUT_S)
 
     run(scenario)
 
