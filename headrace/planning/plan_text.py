@@ -17,7 +17,7 @@ def render_plan(plan: Plan) -> str:
         f"{schedule.batch_groups} x {schedule.group_size}. Simulated scheduling on measured durations, not other hardware.",
         "",
         f"Fitted: {workload.source.removeprefix('fitted from ')}",
-        f"  {workload.mean_tokens:.0f} tokens a {workload.tokens_of}, {workload.turns.mean:.2f} turns an episode; "
+        f"  {workload.mean_tokens:.0f} tokens per {workload.tokens_of}, {workload.turns.mean:.2f} turns an episode; "
         f"{strata}; correlation in a group {workload.group_correlation:.2f}",
         f"  engine {_rates(plan)} tokens/s at full slots ({fitted.scenario.engine.slots}); between turns "
         f"{workload.tool_s.mean:.3g} s, opening {workload.open_s.mean:.3g} s, grading {workload.grade_s.mean:.3g} s",

@@ -118,8 +118,8 @@ def losing_pairs() -> list[tuple[str, Scenario, Scenario, dict[str, Any]]]:
 def curve_cells(updates: int) -> list[Cell]:
     """Throughput against the allowed lag on the published workload, filling of the pipeline included.
 
-    The rule behind the published curve admits by credit, as `pace` does. Over a long run the plateau lies higher: 19% above the
-    published one at lag 4.
+    The rule behind the published curve admits by credit, as `pace` does. Over a long run the plateau lies higher: 19%
+    above the published one at lag 4.
     """
     scenario = load_scenario("allowed_lag")
     cells: list[Cell] = []

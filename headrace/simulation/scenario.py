@@ -43,12 +43,13 @@ class Scenario(Section, frozen=True):
 
     @property
     def fluid_groups_per_s(self) -> float:
-        """Most groups per second that engine slots and trainer allow, keeping all tasks; one-turn episodes, full slots.
+        """Most groups per second that engine slots and trainer allow, keeping all tasks; full slots.
 
         Example: 256 slots at one token per second, 8 members of 114 tokens: 256 / (8 * 114) = 0.281 groups per second.
         """
         tokens_per_s = self.engine.request_rates()[-1] * self.engine.slots
-        generated = tokens_per_s / (self.group_size * self.workload.mean_tokens)
+        turns = self.workload.turns.mean if self.workload.tokens_of == "turn" else 1.0
+        generated = tokens_per_s / (self.group_size * self.workload.mean_tokens * turns)
         train_s = self.trainer.update_s.mean + self.trainer.score_s.mean
         return min(generated, self.batch_groups / train_s if train_s > 0.0 else generated)
 

@@ -206,7 +206,8 @@ class SimulatedTrainer:
         self.version, self.weights, self._is_down = held.version, weights, False
 
     async def _compute(self, seconds: float, timeout_s: float, what: str) -> None:
-        async with self._device.training() if self._device is not None else _own_device():
+        # What takes no time does not take the device either, or it would pay for the switch.
+        async with self._device.training() if self._device is not None and seconds > 0.0 else _own_device():
             await self._pending.spend(
                 seconds, timeout_s, lambda: TrainerError(f"{what}: {seconds:g} s needed, {timeout_s} s allowed")
             )
