@@ -44,20 +44,25 @@ def walled(argv: Sequence[str], files: Sequence[Path] = ()) -> list[str]:
     arguments += ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "grader", "--clearenv"]
     for name, value in _ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
+    # First the empty /tmp: the interpreter or this package may lie below it.
+    arguments += ["--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108
     for path in visible():
         if path.is_symlink():
             arguments += ["--symlink", str(path.readlink()), str(path)]
             continue
-        for folder in reversed(path.parents[:-1]):
-            # A folder that bubblewrap makes on the way would be closed to another user.
-            arguments += ["--perms", "0755", "--dir", str(folder)]
-        arguments += ["--ro-bind", str(path), str(path)]
-    arguments += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108
-    for file in files:  # after the empty /tmp, which may be where one lies
-        for folder in reversed(file.parents[:-1]):
-            arguments += ["--perms", "0755", "--dir", str(folder)]
-        arguments += ["--ro-bind", str(file), str(file)]
+        arguments += _shown(path)
+    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    for file in files:
+        arguments += _shown(file)
     return [*arguments, "--remount-ro", "/", "--chdir", "/", "--", *argv]
+
+
+def _shown(path: Path) -> list[str]:
+    """Arguments that show a file or folder at its own place, read-only."""
+    # A folder that bubblewrap makes on the way would be closed to another user; /tmp is there already.
+    folders = [folder for folder in reversed(path.parents[:-1]) if str(folder) != "/tmp"]  # noqa: S108
+    made = [part for folder in folders for part in ("--perms", "0755", "--dir", str(folder))]
+    return [*made, "--ro-bind", str(path), str(path)]
 
 
 def can_be_walled() -> bool:
