@@ -24,6 +24,7 @@ steady/ks  groups trained per 1000 simulated seconds, last two thirds  lag    up
 bound      share of the fluid bound that keeps all tasks                      gradient, mean/largest
 idle       share of time in which the trainer had nothing to do        wait   part of the lag after the group's last token
 token lag  the lag of every trained segment, token-weighted; p95       waste  slot time whose tokens did not train"""
+_SETTLED_UPDATES = 100
 _QUICK_UPDATES, _QUICK_CURVE_UPDATES, _FULL_CURVE_UPDATES = 16, 16, 24
 
 
@@ -85,6 +86,11 @@ def _rollout(options: argparse.Namespace) -> int:
     cells = rollout_cells(scenario, updates, curve_updates)
     measured = run_cells(cells, options.seed, lambda done: _progress(done, len(cells)))
     print(_report(measured))
+    if updates < _SETTLED_UPDATES:
+        print(
+            f"After {updates} updates the tasks that take longest are still running, so shares of the bound above 100% are "
+            "the start of a run,\nnot its pace; `--full` shows that.\n"
+        )
     facts = {
         "statement": STATEMENT,
         "command": f"python3 -m labs.run --experiment rollout --seed {options.seed} --updates {updates}",
