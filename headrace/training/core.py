@@ -11,7 +11,6 @@ Dimensions: B rows, N tokens of all rows (or of a micro-batch), V vocabulary.
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +25,6 @@ from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.update import CanaryScore, RowScore, UpdateResult
 from headrace.training.canary import Canary
-from headrace.training.checkpoint import (
-    load_optimizer,
-    load_random,
-    load_tensors,
-    optimizer_bytes,
-    random_bytes,
-    read_optimizer,
-    tensors_bytes,
-)
 from headrace.training.critic import Critic, critic_advantages
 from headrace.training.divergence import penalties
 from headrace.training.metrics import TokenValues, row_scores, row_updates, update_metrics
@@ -44,21 +34,10 @@ from headrace.training.packing import PackedBatch, pack, read_transcripts
 from headrace.training.policy import Policy, micro_batches
 from headrace.training.rates import rate_factors
 from headrace.training.snapshot import Snapshot
-from headrace.training.weights import load_weights, weights_bytes
+from headrace.training.state import Files, StoredState
+from headrace.training.weights import weights_bytes
 
-__all__ = ["Files", "TrainerCore", "TrainerOptions"]
-
-
-class Files(Protocol):
-    """Files by content address, as `store.blobs.FileBlobs` has them."""
-
-    def read(self, address: Address) -> bytes:
-        """Bytes of a file, checked against the address. Raises KeyError or IntegrityError."""
-        ...
-
-    def remove(self, address: Address) -> None:
-        """Removes a file if it is there."""
-        ...
+__all__ = ["TrainerCore", "TrainerOptions"]
 
 
 class TrainerCore:
@@ -104,7 +83,6 @@ class TrainerCore:
         self._read_row = read_row
         self._put_weights = put_weights
         self._clock = clock
-        self._files = files
         self._policy = Policy.load(policy_dir)
         self._policy.use(options.layout, options.precision)
         self._rate = rate_factors(options)
@@ -121,6 +99,15 @@ class TrainerCore:
             weight_decay=options.weight_decay,
             fused=True,
         )
+        critic = self._critic
+        self._state = StoredState(
+            self._policy.model,
+            (self._parameters, self._optimizer),
+            None if critic is None else (critic.parameters, critic.optimizer),
+            put=put_weights,
+            files=files,
+        )
+        self._algorithm_version = address_of(canonical_bytes(algorithm))
         self._canary = Canary(self._policy)
         self._scored: dict[tuple[Address, int], TokenValues] = {}
 
@@ -211,31 +198,7 @@ class TrainerCore:
 
     def save(self) -> Manifest:
         """Everything that the next updates depend on, in the store."""
-        parts: dict[str, Callable[[], bytes]] = {
-            "optimizer": lambda: optimizer_bytes(self._optimizer),
-            "random": random_bytes,
-        }
-        critic = self._critic
-        if critic is not None:
-            parts |= {
-                "critic": lambda: tensors_bytes(critic.parameters),
-                "critic_optimizer": lambda: optimizer_bytes(critic.optimizer),
-            }
-        # One after the other: of a large model there is no room for the bytes of all at once.
-        weights, size_bytes = self._stored(weights_bytes(self._policy.model))
-        stored = {name: self._stored(make()) for name, make in parts.items()}
-        manifest = Manifest(
-            policy_id=self.policy_id,
-            version=self.version,
-            weights=weights,
-            parts={name: address for name, (address, _) in stored.items()},
-            size_bytes=size_bytes + sum(size for _, size in stored.values()),
-            scheduler=self._options.scheduler,
-            algorithm=address_of(canonical_bytes(self._algorithm)),
-        )
-        # Last, so that a manifest in the store names files that are there.
-        self._put_weights(manifest.to_json())
-        return manifest
+        return self._state.save(self.policy_id, self.version, self._options.scheduler, self._algorithm_version)
 
     def load(self, manifest: Manifest) -> None:
         """Goes on from a saved state.
@@ -244,25 +207,10 @@ class TrainerCore:
             TrainerError: REJECTED when a file is missing or damaged, or the state is not this trainer's; nothing has changed
                 then.
         """
-        ours = (self.policy_id, self._options.scheduler, address_of(canonical_bytes(self._algorithm)))
+        ours = (self.policy_id, self._options.scheduler, self._algorithm_version)
         if (manifest.policy_id, manifest.scheduler, manifest.algorithm) != ours:
             raise _rejected(f"checkpoint of version {manifest.version} is of another policy, schedule or algorithm")
-        before = Snapshot.of(self._trained())
-        try:
-            weights = self._read_file(manifest.weights)
-            parts = {name: self._read_file(address) for name, address in manifest.parts.items()}
-            moments = {
-                name: read_optimizer(parameters, parts[name]) for name, (parameters, _) in self._optimizers().items()
-            }
-            load_weights(self._policy.model, weights)
-            if self._critic is not None:
-                load_tensors(self._critic.parameters, parts["critic"])
-            load_random(parts["random"])
-        except (KeyError, IntegrityError) as error:
-            before.restore()
-            raise _rejected(f"checkpoint of version {manifest.version} cannot be loaded: {error}") from error
-        for name, (_, optimizer) in self._optimizers().items():
-            load_optimizer(optimizer, moments[name])
+        self._state.load(manifest)
         self.version, self._scored, self._canary = manifest.version, {}, Canary(self._policy)
 
     def replay(self, plan: BatchPlan, weights: Address) -> bool:
@@ -277,7 +225,7 @@ class TrainerCore:
         if result.weights == weights:
             return True
         try:
-            load_weights(self._policy.model, self._read_file(weights))
+            self._state.load_weights(weights)
         except (KeyError, IntegrityError) as error:
             raise _rejected(
                 f"update {plan.update} was recorded as {weights}, which cannot be loaded: {error}"
@@ -286,21 +234,7 @@ class TrainerCore:
 
     def forget(self, blobs: Sequence[Address]) -> None:
         """Removes files that nothing names any more."""
-        if self._files is not None:
-            for address in blobs:
-                self._files.remove(address)
-
-    def _stored(self, data: bytes) -> tuple[Address, int]:
-        return self._put_weights(data), len(data)
-
-    def _read_file(self, address: Address) -> bytes:
-        if self._files is None:
-            raise KeyError(f"no store to read {address} from")
-        return self._files.read(address)
-
-    def _optimizers(self) -> dict[str, tuple[list[torch.nn.Parameter], torch.optim.Optimizer]]:
-        """Optimizers with their parameters, by the name of their part in a checkpoint."""
-        return dict(zip(("optimizer", "critic_optimizer"), self._trained(), strict=False))
+        self._state.forget(blobs)
 
     def _packed(self, rows: Sequence[BatchRow]) -> PackedBatch:
         try:
