@@ -15,16 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.records.action import ActionIntended
 from headrace.records.batch import BatchPlanned
 from headrace.records.checkpoint import CheckpointWritten, RunResumed
 from headrace.records.events import Event
 from headrace.records.run import RunEnded
 from headrace.records.task import TaskDrawn
-from headrace.records.update import WeightsCommitted
+from headrace.records.update import WeightsCommitted, WeightsStaged
 from headrace.store.reader import open_reader
 from headrace.store.verify import verify_run
 
 KILLS = int(os.environ.get("HEADRACE_KILLS", "3"))
+DOOMED = Path(__file__).parent / "doomed_job.py"
 UPDATES = 4
 PATIENCE_S = 400.0
 JOB = """
@@ -185,6 +187,31 @@ def test_a_job_killed_at_random_instants_ends_where_the_undisturbed_one_ends(job
     resumed = [event.payload for event in events if isinstance(event.payload, RunResumed)]
     assert all(item.identical == item.replayed for item in resumed)
     assert committed(events) == committed(whole), "bit for bit the undisturbed run's weights"
+
+
+@pytest.mark.parametrize(("case", "status"), [("tool", -signal.SIGKILL), ("sync", 1)])
+def test_the_two_cases_with_real_processes(job: Path, tmp_path: Path, case: str, status: int) -> None:
+    """Killed once a tool has executed and nobody knows; the trainer killed once a version is staged."""
+    doomed = subprocess.run(
+        [sys.executable, str(DOOMED), str(job), str(tmp_path / "runs" / case), case],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert doomed.returncode == status, doomed.stderr[-3000:]
+    before = events_of(tmp_path, case)
+    finish(start(tmp_path, "--resume", case))
+    after = events_of(tmp_path, case)
+    assert after[: len(before)] == before
+    assert verify_run(tmp_path / "runs" / case).is_sound
+    assert after[-1].payload == RunEnded("completed", UPDATES)
+    intents = Counter(event.key for event in after if isinstance(event.payload, ActionIntended))
+    assert set(intents.values()) == {1}
+    if case == "sync":
+        assert len(committed(before)) == 2, "version 2 was staged and never committed"
+        staged = [event.payload for event in after if isinstance(event.payload, WeightsStaged)]
+        assert [item.weights for item in staged] == committed(after), "one content for each number"
 
 
 def test_sigterm_ends_a_job_at_once_and_it_goes_on_without_a_wait(job: Path, tmp_path: Path) -> None:
