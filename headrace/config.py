@@ -331,6 +331,8 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
         tree: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file; name a TOML file such as examples/arithmetic/train.toml") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     for override in overrides:

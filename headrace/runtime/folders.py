@@ -22,6 +22,8 @@ def new_run(runs: Path, name: str | None) -> Path:
         ConfigError: when a run of that name exists.
     """
     if name is not None:
+        if Path(name).name != name:
+            raise ConfigError(f"--run {name!r} is no plain name; choose the folder of all runs with --runs")
         folder = runs / name
         if folder.exists():
             raise ConfigError(f"{folder} exists; choose another --run name or remove it")

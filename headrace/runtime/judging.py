@@ -15,6 +15,10 @@ from headrace.runtime.adapters import open_harness
 from headrace.store.reader import JournalReader, open_reader
 
 
+class NotJudged(HeadraceError):
+    """The run's transcripts are none that a harness of ours can judge; nothing is wrong with that."""
+
+
 def judge_transcripts(run: Path) -> tuple[list[str], str]:
     """(problems, how many transcripts were judged and why others were not)."""
     problems: list[str] = []
@@ -22,8 +26,10 @@ def judge_transcripts(run: Path) -> tuple[list[str], str]:
     with open_reader(run) as reader:
         try:
             harness = _harness_of(reader, run)
+        except NotJudged as reason:
+            return [], f"no transcript was judged by its harness: {reason}"
         except HeadraceError as error:
-            return [], f"no transcript was judged by its harness: {error}"
+            return [f"harness: {error}"], "no transcript was judged by its harness"
         for stored in reader.stored_rows():
             if stored.kind != "transcript":
                 continue
@@ -53,7 +59,7 @@ def _harness_of(reader: JournalReader, run: Path) -> WritingHarness:
     except (KeyError, msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"its configuration cannot be read: {error}") from error
     if config.environment.kind != "sandbox":
-        raise ConfigError(f"environment.kind is {config.environment.kind!r}")
+        raise NotJudged(f"environment.kind is {config.environment.kind!r}")
     options = decode_options(config.environment.options, SandboxOptions, "environment.options")
     folder = run if (run / "tokenizer.json").is_file() else None
     return open_harness(config, tuple(SCHEMAS[name] for name in options.tools), folder)

@@ -178,7 +178,9 @@ def _isolation(environment: LocalEnvironment) -> str:
 
 def _copies(hello: TrainerHello, served_bytes: int, grader_bytes: int) -> tuple[WeightsHeld, ...]:
     """Every copy of weights that a local run holds: the engine's, and whatever trainer and grader say they have."""
-    judges = [WeightsHeld("reward model", PolicyId("reward_model"), "grader", "cpu", grader_bytes)] if grader_bytes else []
+    judges = (
+        [WeightsHeld("reward model", PolicyId("reward_model"), "grader", "cpu", grader_bytes)] if grader_bytes else []
+    )
     return (
         WeightsHeld("policy (served)", hello.policy_id, WORKER, "cpu", served_bytes),
         *(

@@ -50,6 +50,9 @@ def verify(run: Path) -> tuple[str, bool]:
     counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
     problems = [*map(str, report.problems), *told]
     lines = [f"{run}: {counts}", f"head {report.head}", judged]
+    with open_reader(run) as reader:
+        if next(reader.events_of_kind("run_ended"), None) is None:
+            lines.append("no end is recorded: the run goes on, or it was cut off and may be resumed")
     lines += [f"PROBLEM {problem}" for problem in problems]
     lines.append(f"NOT SOUND: {len(problems)} problems" if problems else "sound")
     return "\n".join(lines), not problems
@@ -61,6 +64,7 @@ def write_report(run: Path, page: Path, *, is_full: bool = False) -> None:
         report = report_run(reader.events(), reader.read)
     console = Console()
     print_report(report, console, is_full=is_full)
-    page.parent.mkdir(parents=True, exist_ok=True)
+    if not page.parent.is_dir():
+        raise ConfigError(f"{page}: there is no folder {page.parent}; make it first")
     page.write_text(render_page(report), encoding="utf-8")
     console.print(f"page: {page}", highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from headrace.config import Config, override_config
 from headrace.errors import ConfigError, HeadraceError
 from headrace.records.run import RunStarted
 from headrace.reporting.progress import Progress
-from headrace.runtime.folders import new_run
+from headrace.runtime.folders import JOURNAL, new_run
 from headrace.runtime.local import LocalRun, run_local
 from headrace.runtime.policy import WarmStartState
 from headrace.runtime.reading import write_report
@@ -72,7 +72,9 @@ def _run(run: LocalRun, progress: Progress, console: Console) -> int:
     finally:
         progress.close()
     if is_stopped:
-        console.print(f"stopped by SIGTERM; go on with:  headrace train --resume {folder}", soft_wrap=True)
+        goes_on = (folder / JOURNAL).is_file()
+        remedy = f"go on with:  headrace train --resume {folder}" if goes_on else "it had not begun; start it again"
+        console.print(f"stopped by SIGTERM; {remedy}", soft_wrap=True)
         return STOPPED
     write_report(folder, folder / "report.html")
     console.print(
