@@ -5,8 +5,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from headrace.errors import IntegrityError
 from headrace.config import Config
+from headrace.errors import IntegrityError
 from headrace.records.events import Event
 from headrace.records.ids import Address
 from headrace.records.reward import RewardRule

@@ -66,9 +66,9 @@ def test_a_crash_at_any_commit_breaks_no_law_and_the_run_completes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("in_flight", ["resume", "reissue"])
-def test_a_crash_at_any_commit_of_a_larger_run_breaks_no_law(mode: str, in_flight: str) -> None:
+def test_a_crash_at_every_seventh_commit_of_a_larger_run_breaks_no_law(mode: str, in_flight: str) -> None:
     simulation = small(mode, is_tiny=False, is_faultless=False, checkpoint={"in_flight": in_flight})
-    assert sweep(simulation) > 150
+    assert sweep(simulation, step=7) > 20
 
 
 @pytest.mark.parametrize("checkpoint", [{"every_updates": 1}, {"every_updates": 0}])
