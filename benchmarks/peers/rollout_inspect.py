@@ -1,7 +1,7 @@
 """Inspect: its `eval` of one task, with its own tool loop, a scripted model, a scorer, and its eval log written to disk.
 
-The model gives text and tool calls, neither token ids nor log-probs, so the log has none. Its settings are those it comes with,
-but for the terminal display and the control server, which are off, and the limit of samples in flight.
+The model gives text and tool calls, neither token ids nor log-probs, so the log has none. Settings are those that Inspect
+comes with, but for the terminal display and the control server, which are off, and the limit of samples in flight.
 """
 
 import asyncio
