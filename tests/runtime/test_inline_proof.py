@@ -33,7 +33,8 @@ def test_two_processes_agree_on_every_event_and_every_weight(warm_policy: Path, 
     first = proof_in_another_process(warm_policy, mode, "1")
     assert first == proof_in_another_process(warm_policy, mode, "2")
     assert len(first[0]) == 64
-    assert len(set(first[1])) == 4, "three updates make three new versions of the weights"
+    assert len(first[1]) == 4
+    assert len(set(first[1])) >= 3, "a batch whose rewards are all equal changes nothing; the others do"
 
 
 @pytest.mark.slow
