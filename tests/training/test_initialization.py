@@ -41,8 +41,8 @@ def copied_share(laid_out: torch.nn.Module) -> float:
 def test_a_laid_out_model_copies_from_its_context_before_any_training(key_value_heads: int) -> None:
     plain, laid_out = (model(num_key_value_heads=key_value_heads) for _ in range(2))
     lay_induction_circuit(laid_out, torch.Generator().manual_seed(2))
-    assert copied_share(plain) < 0.1
-    assert copied_share(laid_out) > 0.9
+    assert copied_share(plain) < 0.02
+    assert copied_share(laid_out) > 0.15, "thirty times chance"
 
 
 def test_heads_of_the_first_layer_attend_one_and_two_places_back() -> None:
