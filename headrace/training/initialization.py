@@ -32,8 +32,8 @@ _EMBEDDING_STD = 0.5
 _OFFSET_BIAS = 7.0
 _LOGIT_SCALE = 0.5
 _MATCH_SCALE = 1.0
-"""Of queries and keys that match tokens. At 2 a laid-out model copies almost everything at once, and training then breaks the
-circuit for one seed in three; at 1 it has the circuit to grow into."""
+"""Of queries and keys that match tokens. At 2 a laid-out model copies almost everything at once, and training then breaks
+the circuit for one seed in three; at 1 it has the circuit to grow into."""
 
 _SHARED_SCALE = 0.1
 """What is left of the random content scores of a head that attends by position."""
