@@ -12,13 +12,13 @@ MODEL = {
     "intermediate_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
 }
 
 
-def make_warm_policy(folder: Path, steps: int = 90) -> Path:
+def make_warm_policy(folder: Path, steps: int = 140) -> Path:
     """The folder, made in a few seconds on one core."""
     config = decode_config(
         {
@@ -27,7 +27,7 @@ def make_warm_policy(folder: Path, steps: int = 90) -> Path:
                 "kind": "warm_start",
                 "options": {
                     "model": MODEL,
-                    "demonstrations": 1500,
+                    "demonstrations": 2240,
                     "sloppiness": {"skips_tool": 0.15, "malformed_call": 0.05, "chatty_final": 0.3},
                     "settings": {
                         "steps": steps,
