@@ -112,8 +112,9 @@ class AlgorithmSection(Section, frozen=True):
     steps: optimizer steps of one plan, each on its own share of the groups.
     estimator: numbers of the advantage.
     loss: the policy loss.
-    anchor: what the ratio is taken against: the recorded behaviour of each token, or the policy before the plan's first
-        step, with corrections for the difference between the two.
+    anchor: what the ratio is taken against: `behavior`, the recorded behaviour of each token; `old`, the policy before the
+        plan's first step; `interpolated`, a mixture of the two one version back. The latter two need a correction for
+        the difference to the behaviour.
     corrections: weights and masks for data of another version or engine.
     kl: distance to a reference model.
     filters: what never trains, or trains with another reward.

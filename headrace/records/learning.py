@@ -27,7 +27,7 @@ AdvantageName = Literal[
 AggregationName = Literal[
     "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "prompt_mean"
 ]
-Anchor = Literal["behavior", "old"]
+Anchor = Literal["behavior", "old", "interpolated"]
 Denominator = Literal["original", "kept"]
 
 
@@ -402,9 +402,9 @@ def check_corrections(corrections: Sequence[Correction], anchor: Anchor) -> None
             f"algorithm.corrections {weighting} with anchor behavior: the loss's own ratio is that weight already and would "
             'count twice; set algorithm.anchor = "old"'
         )
-    if anchor == "old" and not kinds:
+    if anchor != "behavior" and not kinds:
         raise ConfigError(
-            "algorithm.anchor is old without a correction: data of another version would count as on-policy; name a "
+            f"algorithm.anchor is {anchor} without a correction: data of another version would count as on-policy; name a "
             'correction, or write corrections = [{ kind = "none" }]'
         )
 

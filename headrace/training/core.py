@@ -262,7 +262,10 @@ class TrainerCore:
         """What holds for every step of the plan; the critic's gradient then lies in its parameters."""
         algorithm, everything, metrics = self._algorithm, range(len(packed.transcripts)), {}
         needs_old = (
-            algorithm.anchor == "old" or algorithm.corrections or algorithm.steps > 1 or self._reference is not None
+            algorithm.anchor != "behavior"
+            or algorithm.corrections
+            or algorithm.steps > 1
+            or self._reference is not None
         )
         old = self._known_values(packed, everything) if needs_old else None
         reference_N = self._reference_logprobs(packed)
@@ -281,6 +284,7 @@ class TrainerCore:
             advantages_N=advantages_N,
             old_N=old.logprobs_N if old is not None else None,
             reference_N=reference_N,
+            base_version=self.version,
         )
         return signal, metrics
 

@@ -199,12 +199,9 @@ def _signal_metrics(packed: PackedBatch, logprobs_k: npt.NDArray[np.float64], si
 def _clips(packed: PackedBatch, values: TokenValues, algorithm: AlgorithmSection, signal: Signal) -> ClipFlags:
     """Clipped tokens [k] against the anchor that the loss clips around."""
     mask_N = packed.action_mask_N
-    anchor_N = packed.behavior_logprobs_N
-    if algorithm.anchor == "old" and signal.old_N is not None:
-        anchor_N = signal.old_N
     loss = algorithm.loss
     return clip_flags(
-        values.logprobs_N[mask_N].astype(np.float64) - anchor_N[mask_N],
+        values.logprobs_N[mask_N].astype(np.float64) - signal.anchor_N[mask_N],
         signal.advantages_N[mask_N],
         algorithm.clip_low,
         algorithm.clip_high,

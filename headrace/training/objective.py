@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.algorithms.aggregation import token_weights_B
-from headrace.algorithms.corrections import Corrected, correct
+from headrace.algorithms.corrections import Corrected, correct, interpolated_logprobs
 from headrace.config import AlgorithmSection
 from headrace.records.arrays import FloatArray
 from headrace.records.learning import DroLoss, PrimeLoss
@@ -32,12 +32,14 @@ class Signal:
     Attributes:
         advantages_N: advantage of each token, float32.
         old_N: log-probs under the weights before the plan's first step; None where nothing reads them.
+        anchor_N: log-probs that the ratio is taken against.
         reference_N: log-probs under the reference; None without one.
         corrected: what the corrections made of the batch; None without any.
     """
 
     advantages_N: FloatArray
     old_N: FloatArray | None
+    anchor_N: FloatArray
     reference_N: FloatArray | None
     corrected: Corrected | None
 
@@ -49,19 +51,29 @@ def signal_of(
     advantages_N: FloatArray,
     old_N: FloatArray | None,
     reference_N: FloatArray | None,
+    base_version: int,
 ) -> Signal:
     """The signal, with corrections taken over all trained tokens at once."""
-    corrected = None
+    corrected, behavior_N, mask_N = None, packed.behavior_logprobs_N, packed.action_mask_N
+    anchor_N = behavior_N
+    if algorithm.anchor != "behavior":
+        assert old_N is not None, "an anchor before the step needs its log-probs"
+        anchor_N = old_N if algorithm.anchor == "old" else _interpolated(packed, old_N, base_version)
     if algorithm.corrections and old_N is not None:
-        mask_N, rows_N = packed.action_mask_N, packed.rows_N
         corrected = correct(
             algorithm.corrections,
-            old_N[mask_N] - packed.behavior_logprobs_N[mask_N],
-            rows_N[mask_N],
+            (old_N if algorithm.anchor == "behavior" else anchor_N)[mask_N] - behavior_N[mask_N],
+            packed.rows_N[mask_N],
             num_rows=len(packed.transcripts),
             advantages_N=advantages_N[mask_N],
         )
-    return Signal(advantages_N, old_N, reference_N, corrected)
+    return Signal(advantages_N, old_N, anchor_N, reference_N, corrected)
+
+
+def _interpolated(packed: PackedBatch, old_N: FloatArray, base_version: int) -> FloatArray:
+    """The anchor one version behind the step: at lag 0 the behaviour itself, and nearer to the old policy with age."""
+    lag_N = np.maximum(base_version - packed.versions_N, 0).astype(np.float32)
+    return interpolated_logprobs(packed.behavior_logprobs_N, old_N, lag_N / (lag_N + 1)).astype(np.float32)
 
 
 class Objective:
@@ -84,9 +96,6 @@ class Objective:
         self._algorithm = algorithm
         self._signal = signal
         self._behavior_N = packed.behavior_logprobs_N
-        anchor_N = signal.old_N if algorithm.anchor == "old" else packed.behavior_logprobs_N
-        assert anchor_N is not None, "an anchor before the step needs its log-probs"
-        self._anchor_N = anchor_N
         weights_B = self._row_weights(packed, in_step_B)
         factors_N = np.ones(len(packed.ids_N), dtype=np.float32)
         if signal.corrected is not None:
@@ -102,7 +111,7 @@ class Objective:
         algorithm, tokens_n = self._algorithm, micro.tokens_N
         tokens = LossTokens(
             logprobs_n,
-            torch.from_numpy(self._anchor_N[tokens_n]),
+            torch.from_numpy(self._signal.anchor_N[tokens_n]),
             torch.from_numpy(self._signal.advantages_N[tokens_n]),
             micro.rows_N,
         )

@@ -1,8 +1,14 @@
 """Worked examples of lag, admission, selection and bounds."""
 
+import itertools
+
+import numpy as np
 import pytest
 from planning.traces import oracle, run_trace, trace_scenario
 
+from headrace.algorithms.advantages import RewardTable, mean_only
+from headrace.algorithms.corrections import interpolated_logprobs, sequence_weights
+from headrace.algorithms.selection import NoAcceptanceError, acceptance_weights
 from headrace.planning import bounds
 from headrace.planning.outcome import outcome_of
 from headrace.records.batch import BatchPlanned
@@ -19,7 +25,7 @@ def test_span_and_lag_are_two_figures_and_lag_has_three() -> None:
     assert lag.mean == pytest.approx(expected["token_weighted_mean_lag"], abs=1e-6)
     # A span counts the steps between versions: 4 versions, one of them skipped, are a span of 3.
     assert lag.span == expected["span"] - 1
-    assert len(segments) == expected["versions_used"]
+    assert len(segments) == expected["versions_used"] == case["wrong"]["versions_used_as_span"] != expected["span"]
 
 
 @pytest.mark.parametrize("name", ["admission_gate", "admission_after_restore_bug"])
@@ -35,6 +41,36 @@ def test_credit_admits_as_many_as_the_published_gate_also_after_a_restore(name: 
     while admission.hold_reason(AdmissionState(outstanding + admitted, 0, False)) is None:
         admitted += 1
     assert min(admitted, given["max_concurrent"] - given["running"]) == expected
+    if name.endswith("bug"):
+        # A counter that starts from 0 beside a version that does not takes all consumed groups for free slots.
+        forgotten = (given["eta"] + 1 + given["version"]) * given["batch"]
+        assert forgotten == case["expected"]["buggy_capacity"] > 2 * expected
+
+
+def test_a_version_label_of_another_sampler_multiplies_into_the_sequence_weight() -> None:
+    case = oracle("staleness")["wrong_version"]
+    given = case["inputs"]
+    log_ratio = np.full(given["tokens"], given["log_ratio_per_token"])
+    (weight,) = sequence_weights(log_ratio, np.zeros(len(log_ratio), dtype=np.int64), 1)
+    assert weight == pytest.approx(case["expected"]["sequence_weight"], abs=1e-6)
+    (right,) = sequence_weights(0.0 * log_ratio, np.zeros(len(log_ratio), dtype=np.int64), 1)
+    assert right == 1.0
+
+
+def test_an_interpolated_anchor_mixes_probabilities_and_not_their_logs() -> None:
+    case = oracle("staleness")["interpolated_anchor"]
+    given = case["inputs"]
+    ends = [np.array([given[name]]) for name in ("behavior", "policy")]
+    found = interpolated_logprobs(*ends, np.array([given["share"]]))[0]
+    assert found == pytest.approx(case["expected"]["anchor"], abs=1e-6)
+    assert found != pytest.approx(case["wrong"]["mean_of_logs"], abs=1e-3)
+    assert [interpolated_logprobs(*ends, np.array([share]))[0] for share in (0.0, 1.0)] == [-1.2, -0.8]
+
+
+def test_a_window_bounds_the_lag() -> None:
+    case = oracle("staleness")["window_bound"]
+    found = [bounds.windowed_lag_bound(*given) for given in case["inputs"]["credit_batch_window"]]
+    assert found == case["expected"]["largest_lag"]
 
 
 def test_mean_lag_follows_from_the_counts_at_version_bumps() -> None:
@@ -61,6 +97,15 @@ def test_unequal_acceptance_shifts_the_mix_and_the_success_that_is_read_off_it()
     assert naive == pytest.approx(expected["naive_success"], abs=1e-6)
 
 
+def test_members_dropped_for_being_slow_shift_the_baseline_of_those_that_stay() -> None:
+    case = oracle("selection_bias")["group_baseline"]
+    given = case["inputs"]
+    whole, kept = ([1.0] * round(40 * given[name]) for name in ("success", "success_of_kept"))
+    ours, theirs = (mean_only(RewardTable.of([wins + [0.0] * (40 - len(wins))])).lists()[0] for wins in (whole, kept))
+    assert ours[0] - theirs[0] == pytest.approx(case["expected"]["bias"], abs=1e-6)
+    assert ours[-1] - theirs[-1] == pytest.approx(case["expected"]["bias"], abs=1e-6)
+
+
 def test_a_class_that_outlasts_the_bound_never_trains_under_a_rule_that_ends_stale_work() -> None:
     given = oracle("selection_bias")["never_trained_class"]["inputs"]
     durations = [given["step_s"] / 4.0] * 9 + [float(given["service_s"])]
@@ -71,6 +116,10 @@ def test_a_class_that_outlasts_the_bound_never_trains_under_a_rule_that_ends_sta
     trained = {group.ordinal for plan in planned for group in plan.groups}
     # The last one is trained when nothing else is left, and no version goes by.
     assert [ordinal for ordinal in sorted(trained) if ordinal % 10 == 9] == [59]
+    accepted = {"short": sum(ordinal % 10 < 9 for ordinal in trained if ordinal < 50), "long": 0}
+    assert accepted["short"] > 30
+    with pytest.raises(NoAcceptanceError, match=r"acceptance of long is 0.*`pace` or `wait`"):
+        acceptance_weights({"short": 45, "long": 5}, accepted)
 
 
 def test_keeping_the_first_to_end_keeps_the_fast_ones() -> None:
@@ -79,6 +128,9 @@ def test_keeping_the_first_to_end_keeps_the_fast_ones() -> None:
     fast = bounds.oversampled_short_share(given["n"], given["k"], given["share_slow"])
     kept = fast * given["p_fast"] + (1.0 - fast) * given["p_slow"]
     assert kept == pytest.approx(expected["kept_success"], abs=1e-6)
+    all_kept = bounds.oversampled_short_share(given["k"], given["k"], given["share_slow"])
+    offered = all_kept * given["p_fast"] + (1.0 - all_kept) * given["p_slow"]
+    assert offered == pytest.approx(expected["offered_success"], abs=1e-6)
 
 
 def test_the_fluid_bound_names_its_bottleneck_and_credit_lowers_it() -> None:
@@ -109,3 +161,54 @@ def test_littles_law_holds_in_a_run_whose_residence_is_known() -> None:
     assert 1e-3 * outcome.steady_groups_per_ks == pytest.approx(case["inputs"]["lambda_per_s"], rel=0.03)
     assert outcome.identities.little.residual < 1e-9
     assert outcome.identities.little.left == pytest.approx(case["expected"]["L"], rel=0.05)
+
+
+def test_the_wait_at_one_server_goes_by_the_square_of_its_service_time() -> None:
+    case = oracle("scheduling")["single_server_wait"]
+    given, expected = case["inputs"], case["expected"]
+    law = {float(seconds): share for share, seconds in given["service"]}
+    assert bounds.single_server_wait_s(given["arrivals_per_s"], law) == pytest.approx(expected["wait"], abs=1e-6)
+    constant = bounds.single_server_wait_s(given["arrivals_per_s"], {expected["ES"]: 1.0})
+    assert constant == pytest.approx(expected["wait_if_deterministic"], abs=1e-6)
+    # An exponential law has twice the square of its mean.
+    assert 2.0 * constant == pytest.approx(expected["wait_if_exponential_same_mean"], abs=1e-6)
+    with pytest.raises(ValueError, match="one server can take less than 1 s"):
+        bounds.single_server_wait_s(1.0, law)
+
+
+def test_launching_more_than_are_kept_helps_most_where_the_tail_is_heavy() -> None:
+    thin, heavy = oracle("scheduling")["oversampled_exponential"], oracle("scheduling")["oversampled_pareto"]
+    kept, shape = thin["inputs"]["k"], heavy["inputs"]["alpha"]
+    found = [bounds.oversampled_exponential_s(n, kept) for n in thin["inputs"]["n"]]
+    assert found == pytest.approx(thin["expected"]["mean_s"], abs=1e-6)
+    found = [bounds.oversampled_pareto_s(n, kept, shape) for n in heavy["inputs"]["n"]]
+    assert found == pytest.approx(heavy["expected"]["mean_s"], abs=1e-6)
+    assert bounds.oversampled_pareto_s(8, 8, 1.0) == np.inf
+    draws = np.random.default_rng(7).exponential(size=(20_000, 12))
+    assert np.sort(draws)[:, 7].mean() == pytest.approx(bounds.oversampled_exponential_s(12, 8), rel=0.02)
+
+
+def test_the_longest_first_ends_earlier_than_the_order_of_arrival_also_in_the_simulator() -> None:
+    case = oracle("scheduling")["list_schedule"]
+    jobs, servers, expected = case["inputs"]["durations"], case["inputs"]["servers"], case["expected"]
+    found = [bounds.makespan_s(jobs, servers), bounds.makespan_s(jobs, servers, is_longest_first=True)]
+    assert found == [expected["in_order"], expected["longest_first"]]
+    for order, makespan in ((jobs, found[0]), (sorted(jobs, reverse=True), found[1])):
+        # One batch of all tasks on as many slots as there are servers.
+        scenario = trace_scenario(order, servers, len(jobs), 1e-3)
+        result = run_trace(scenario, {"mode": "sync", "credit_batches": 0}, len(jobs))
+        assert result.makespan_s == pytest.approx(makespan + 1e-3, abs=1e-6)
+    worst_ratios = (2.0 - 1.0 / servers, 4.0 / 3.0 - 1.0 / (3.0 * servers))
+    assert worst_ratios == pytest.approx(expected["worst_ratios"], abs=1e-6)
+    for sample in itertools.product((1, 2, 5), repeat=5):
+        optimum = min(bounds.makespan_s(order, 2) for order in itertools.permutations(sample))
+        assert bounds.makespan_s(sample, 2) <= 1.5 * optimum + 1e-9
+        assert bounds.makespan_s(sample, 2, is_longest_first=True) <= 7 / 6 * optimum + 1e-9
+
+
+def test_the_response_ratio_puts_short_work_first_and_long_work_that_has_waited_before_it() -> None:
+    case = oracle("scheduling")["response_ratio"]
+    given = case["inputs"]
+    found = [bounds.response_ratio(*pair) for pair in zip(given["wait_s"], given["expected_s"], strict=True)]
+    assert found == pytest.approx(case["expected"]["ratios"], abs=1e-6)
+    assert bounds.response_ratio(10_000, 300) > found[0] > found[2] > found[1]

@@ -60,17 +60,25 @@ def test_four_thousand_tasks_give_the_throughput_and_the_lag_of_the_reference(na
     }
     updates = result.summary.updates
     outcome = outcome_of(result.events, updates, result.slot_seconds, first=0)
-    if policy != "drop":
-        assert 1e-3 * outcome.groups_per_ks == pytest.approx(expected["throughput"], rel=1e-6)
-        assert outcome.trainer_idle == pytest.approx(expected["trainer_idle_fraction"], abs=1e-6)
-        lags = [lag for _, _, lag in trained]
-        assert np.mean(lags) == pytest.approx(expected["lag_mean"], abs=1e-6)
-        assert max(lags) == expected["lag_max"]
-        assert not lost
-        assert outcome.identities.worst < 1e-9
-    else:
-        # The two judge a finished task at different moments of an update, which matters the less the larger the bound is.
-        assert 1e-3 * outcome.groups_per_ks == pytest.approx(expected["throughput"], rel=0.03)
-        assert retention["long"] == pytest.approx(expected["retention_long"], abs=0.08)
-        assert max(lag for _, _, lag in trained) == expected["lag_max"]
-    assert 1e-3 * outcome.groups_per_ks <= 1.01 * LARGE["expected"]["fluid_throughput"] * (1 + 8 / given["n"])
+    lags = [lag for _, _, lag in trained]
+    throughput = len(trained) / result.makespan_s
+    busy_s = outcome.makespan_s * (1.0 - outcome.trainer_idle)
+    # Tasks that end at the same instant may stand in another order there, which moves a rule that drops by a little.
+    slack = 1e-6 if policy != "drop" else 0.02
+    assert throughput == pytest.approx(expected["throughput"], rel=max(slack / 20, 1e-6))
+    assert 1.0 - busy_s / result.makespan_s == pytest.approx(expected["trainer_idle_fraction"], abs=slack)
+    assert np.mean(lags) == pytest.approx(expected["lag_mean"], abs=slack)
+    assert max(lags) == expected["lag_max"]
+    assert [retention[kind] for kind in ("long", "short")] == pytest.approx(
+        [expected["retention_long"], expected["retention_short"]], abs=slack
+    )
+    assert throughput <= LARGE["expected"]["fluid_throughput"] * (1 + 8 / given["n"])
+    if policy == "drop":  # lag is bounded and the trainer busy: long tasks are lost
+        assert retention["long"] < 0.05
+        return
+    assert not lost
+    assert outcome.identities.worst < 1e-9
+    if policy == "ready" and credit == "4":  # nothing is lost and the trainer busy: the largest lag is not the credit's
+        assert (outcome.trainer_idle < 0.1, max(lags) > 4 * int(credit)) == (True, True)
+    if policy in ("sync", "fifo"):  # nothing is lost and lag bounded: the trainer idles
+        assert (outcome.trainer_idle > 0.5, max(lags) <= int(credit or 0)) == (True, True)

@@ -1,4 +1,4 @@
-"""Runs on given durations: one task a group, one token a second, so that every time is exact."""
+"""Runs on given durations: one task a group, a constant number of tokens a second, so that every time is exact."""
 
 import json
 from collections.abc import Sequence
@@ -17,6 +17,8 @@ from headrace.scheduling.cutoff import Cutoff
 from headrace.simulation.scenario import Scenario
 
 ORACLES = Path(__file__).parent.parent / "oracles"
+TOKENS_PER_S = 100
+"""Enough for a task's first token to be of the version at which it started."""
 FOREVER = dict.fromkeys(("generate_s", "tool_s", "environment_s", "grade_s", "update_s", "publish_s"), 1e9)
 
 
@@ -31,10 +33,10 @@ def trace_scenario(durations: Sequence[float], slots: int, batch: int, update_s:
             "workload": {
                 "name": "trace",
                 "tokens": {"law": "constant", "value": 1.0},
-                "trace": [float(value) for value in durations],
+                "trace": [float(value) * TOKENS_PER_S for value in durations],
                 "strata": [{"name": "all"}],
             },
-            "engine": {"slots": slots, "decode": [[slots, float(slots)]]},
+            "engine": {"slots": slots, "decode": [[slots, float(slots) * TOKENS_PER_S]]},
             "trainer": {"update_s": {"law": "constant", "value": update_s}},
             "group_size": 1,
             "batch_groups": batch,

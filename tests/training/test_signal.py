@@ -65,6 +65,25 @@ def test_decoupled_ppo_weighs_each_token_by_old_over_behaviour(lab):
     assert 0.0 < metrics["truncated_tokens_token_tis"] < 1.0
 
 
+def test_an_interpolated_anchor_is_the_behaviour_at_lag_0_and_nears_the_old_policy_with_lag(lab):
+    fresh = lab.ragged(6)
+    none = {"corrections": (named.NoCorrection(),)}
+    behavior = lab.core().update(lab.plan(fresh)).metrics
+    assert lab.core(anchor="interpolated", **none).update(lab.plan(fresh)).metrics["loss"] == pytest.approx(
+        behavior["loss"], abs=1e-6
+    )
+
+    def far(anchor, version):
+        """Share of tokens outside the clip distances, at an update that finds tokens `version` versions old."""
+        core = lab.core(anchor=anchor, clip_low=0.05, clip_high=0.05, learning_rate=1e-9, **none)
+        for n in range(version):
+            core.update(lab.plan(fresh, version=n))
+        return core.update(lab.plan(fresh, version=version)).metrics["clip_fraction_outside"]
+
+    by_lag = [far("interpolated", version) for version in (0, 4, 9)]
+    assert by_lag[0] > by_lag[1] > by_lag[2] == far("old", 1) == 0.0
+
+
 def test_staleness_and_drift_are_two_figures(lab):
     rows = grouped(lab, lab.ragged(12))
     core = lab.core(steps=3, learning_rate=1e-2, **DECOUPLED)
