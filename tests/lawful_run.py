@@ -288,7 +288,8 @@ class _Script:
         receipt = Receipt(action.id, token, ExecutionStatus.OK, output, len(output))
         observation = TokenSegment(Origin.ENVIRONMENT, int32_bytes([40, 41]))
         self._add(ActionIntended(action, token, EffectClass.PURE), key)
-        self._add(ActionCommitted(action.id, receipt.digest), key)
+        stored = Row("receipt", receipt.digest, receipt.stored)
+        self._add(ActionCommitted(action.id, receipt.digest), key, stored)
         self._add(ActionObserved(action.id, address_of(output), observation.ids, None, False, 0), key)
         return ActionOutcome(action, ExecutionStatus.OK, output, len(output), 0, 2), observation
 

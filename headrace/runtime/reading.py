@@ -1,5 +1,7 @@
 """What is read from a run's folder: one episode, verification, the report. Nothing is written but the page."""
 
+import re
+import textwrap
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +18,9 @@ from headrace.runtime.judging import judge_transcripts
 from headrace.store.inspect import inspect_episode
 from headrace.store.reader import open_reader
 from headrace.store.verify import verify_run
+
+_WIDTH = 80
+_ADDRESS = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
 def show_episode(run: Path, episode: str, *, has_logprobs: bool) -> str:
@@ -44,18 +49,44 @@ def show_episode(run: Path, episode: str, *, has_logprobs: bool) -> str:
 
 
 def verify(run: Path) -> tuple[str, bool]:
-    """(text, whether the run is sound): its bytes and laws, and each transcript as its harness judges it."""
+    """(text, whether the run is sound): its bytes and laws, and each transcript as its harness judges it.
+
+    Every line but those of findings fits 80 columns; each finding is one line, with addresses cut to twelve characters.
+    """
     report = verify_run(run)
     told, judged = judge_transcripts(run)
-    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
     problems = [*map(str, report.problems), *told]
-    lines = [f"{run}: {counts}", f"head {report.head}", judged]
     with open_reader(run) as reader:
-        if next(reader.events_of_kind("run_ended"), None) is None:
-            lines.append("no end is recorded: the run goes on, or it was cut off and may be resumed")
-    lines += [f"PROBLEM {problem}" for problem in problems]
-    lines.append(f"NOT SOUND: {len(problems)} problems" if problems else "sound")
+        has_ended = next(reader.events_of_kind("run_ended"), None) is not None
+    lines = [f"run {run}", *_counted(report.counts), *_item("harness", judged), f"head     {report.head}"]
+    if not has_ended:
+        lines += _item("end", "none is recorded: the run goes on, or it was cut off and may be resumed")
+    lines += [f"PROBLEM  {shortened(problem)}" for problem in problems]
+    if problems:
+        lines += [f"NOT SOUND: {len(problems)} problems"]
+    else:
+        lines += [f"sound: {report.counts.get('events', 0)} events, {report.counts.get('rows', 0)} rows"]
     return "\n".join(lines), not problems
+
+
+def shortened(text: str) -> str:
+    """One line, with every address cut to twelve characters and an ellipsis."""
+    return " ".join(_ADDRESS.sub(r"\1…", text).split())
+
+
+def _counted(counts: dict[str, int]) -> list[str]:
+    """What was looked at, in a paragraph each for kinds of events, kinds of rows, and the rest."""
+    parts = {"events": "events.", "rows": "rows."}
+    lines: list[str] = []
+    for name, prefix in parts.items():
+        kinds = [f"{key.removeprefix(prefix)} {n}" for key, n in counts.items() if key.startswith(prefix)]
+        lines += _item(name, f"{counts.get(name, 0)}" + (f": {', '.join(kinds)}" if kinds else ""))
+    others = [f"{key} {n}" for key, n in counts.items() if key not in parts and not key.startswith((*parts.values(),))]
+    return lines + _item("others", ", ".join(others))
+
+
+def _item(name: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=f"{name:<9}", subsequent_indent=" " * 9, break_on_hyphens=False)
 
 
 def write_report(run: Path, page: Path, *, is_full: bool = False) -> None:

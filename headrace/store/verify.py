@@ -8,42 +8,27 @@ that whatever an event names exists; every blob against its address; and the law
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from headrace.checkers import Bounds, LawChecker, Violation, bounds_of
 from headrace.config import Config
 from headrace.errors import HeadraceError, IntegrityError
-from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed
 from headrace.records.events import Event, is_once, kind_of
-from headrace.records.execution import StoredReceipt
 from headrace.records.ids import Address
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of, canonical_bytes, check_address
 from headrace.records.run import RunStarted
-from headrace.records.task import Task, TaskDrawn
-from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
+from headrace.records.trajectory import Transcript
 from headrace.records.update import WeightsCommitted
-from headrace.records.verdict import Verdict, VerdictDisputed, VerdictSealed
+from headrace.records.verdict import Verdict
 from headrace.store.blobs import FileBlobs
 from headrace.store.group_commit import GENESIS, chain
 from headrace.store.reader import JournalReader, StoredEvent, StoredRow, decode_event, open_reader
+from headrace.store.references import decode_row, named_by_event, named_by_row
 
 BLOBS_NAME = "blobs"
 """Name of the blob folder within a run's folder."""
-
-ROW_TYPES: dict[str, Any] = {
-    "artifact": bytes,
-    "config": Config,
-    "plan": BatchPlan,
-    "receipt": StoredReceipt,
-    "side": SideRecord,
-    "task": Task,
-    "transcript": Transcript,
-    "verdict": Verdict,
-}
-"""What the rows of each kind decode to."""
 
 _MAX_PROBLEMS = 1_000
 
@@ -180,7 +165,7 @@ class _Verification:
             self._committed.append((f"event {event.seq}, weights of {payload.policy}", payload.weights))
         if isinstance(payload, ActionObserved):
             self._outputs[str(payload.action_id)] = payload.output
-        for role, address in _named_rows(event):
+        for role, address in named_by_event(event):
             self._named.setdefault(address, f"event {event.seq}, {role}")
 
     def _rows(self, reader: JournalReader) -> None:
@@ -195,41 +180,26 @@ class _Verification:
                 self._object(where, str(error))
 
     def _record(self, row: StoredRow, where: str) -> None:
-        kind = ROW_TYPES.get(row.kind)
-        if kind is None:
-            self._object(where, f"kind {row.kind!r} is none of {', '.join(ROW_TYPES)}")
-            return
         try:
-            record = msgspec.msgpack.decode(row.data, type=kind)
-        except (msgspec.DecodeError, ValueError) as error:
-            self._object(where, f"cannot be decoded: {error}")
+            record = decode_row(row.kind, row.data)
+        except ValueError as error:
+            self._object(where, str(error))
             return
         if canonical_bytes(record) != row.data:
             self._object(where, "its bytes are not the canonical ones of what they decode to")
         if isinstance(record, Transcript):
             record.check()
-            self._transcript(record, where)
+            self._outputs_agree(record, where)
         elif isinstance(record, Verdict):
             record.check()
-            self._named.setdefault(record.transcript, f"{where}, graded transcript")
-        elif isinstance(record, SideRecord):
-            self._named.setdefault(record.transcript, f"{where}, transcript")
-        elif isinstance(record, BatchPlan):
-            for planned in record.rows:
-                self._named.setdefault(planned.transcript, f"{where}, planned transcript")
+        for role, address in named_by_row(record):
+            self._named.setdefault(address, f"{where}, {role}")
 
-    def _transcript(self, transcript: Transcript, where: str) -> None:
-        self._named.setdefault(transcript.task, f"{where}, task")
-        if transcript.artifact is not None:
-            self._named.setdefault(transcript.artifact, f"{where}, artifact")
+    def _outputs_agree(self, transcript: Transcript, where: str) -> None:
         for outcome in transcript.actions:
             shown = self._outputs.get(str(outcome.action.id))
             if shown is not None and shown != address_of(outcome.output):
                 self._object(where, f"action {outcome.action.id}: the output sealed is not the output observed")
-        for path in transcript.paths:
-            for segment in path.segments:
-                for attachment in segment.attachments:
-                    self._named.setdefault(attachment.blob, f"{where}, attachment")
 
     def _names(self, reader: JournalReader) -> None:
         for address, namer in self._named.items():
@@ -288,26 +258,3 @@ class _Verification:
 
 def _place(violation: Violation) -> str:
     return f"law {violation.law}, event {violation.seq}"
-
-
-def _named_rows(event: Event) -> list[tuple[str, Address]]:
-    """Addresses that the event names and that must be stored, with what they are to it."""
-    match event.payload:
-        case RunStarted(config=config):
-            return [("config", config)]
-        case TaskDrawn(task=task) | EpisodeStarted(task=task):
-            return [("task", task)]
-        case TranscriptSealed(transcript=transcript, side=side, task=task):
-            return [("transcript", transcript), ("side record", side), ("task", task)]
-        case VerdictSealed(transcript=transcript, verdict=verdict):
-            return [("transcript", transcript), ("verdict", verdict)]
-        case VerdictDisputed(transcript=transcript, first=first, second=second):
-            return [("transcript", transcript), ("first verdict", first), ("second verdict", second)]
-        case GroupClosed(members=members):
-            found = [("member transcript", item.transcript) for item in members]
-            found += [("member verdict", item.verdict) for item in members]
-            return [(role, address) for role, address in found if address is not None]
-        case BatchPlanned(plan=plan):
-            return [("plan", plan)]
-        case _:
-            return []

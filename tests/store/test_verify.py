@@ -165,7 +165,7 @@ def test_a_lost_event_leaves_a_gap(copy: Path) -> None:
     assert "event 41: follows event 39; the sequence has a gap" in found
 
 
-@pytest.mark.parametrize("kind", ["task", "transcript", "side", "verdict", "plan", "config"])
+@pytest.mark.parametrize("kind", ["task", "transcript", "side", "verdict", "plan", "config", "receipt"])
 def test_a_lost_row_is_named_by_the_event_that_needs_it(copy: Path, kind: str) -> None:
     execute(copy, "DELETE FROM rows WHERE rowid = (SELECT max(rowid) FROM rows WHERE kind = ?)", (kind,))
     found = [str(problem) for problem in verify_run(copy).problems]
