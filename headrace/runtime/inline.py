@@ -144,8 +144,9 @@ async def _run(  # noqa: PLR0917 - the arguments of `run_inline`
     summary = await Orchestrator(config, ports, facts, observers=(laws, *observers)).run()
     await engine.close()
     await environment.stop()
-    await journal.close()
+    await journal.durable(journal.last_seq)
     events = tuple(journal.events())
+    await journal.close()
     committed = tuple(event.payload.weights for event in events if isinstance(event.payload, WeightsCommitted))
     return InlineResult(summary, events, committed)
 

@@ -166,7 +166,9 @@ async def _run(simulation: Simulation, observers: Sequence[Observer], disk: Simu
     )
     summary = await orchestrator.run()
     if stored is not None:
-        await stored.close()
+        await stored.durable(stored.last_seq)
     events = tuple(journal.events())
+    if stored is not None:
+        await stored.close()
     end_s = events[-1].t_ns / 1e9 if events else asyncio.get_running_loop().time()
     return SimulationResult(summary, events, end_s, engine.slot_seconds)

@@ -74,7 +74,15 @@ class FileBlobs:
         return address
 
     def path(self, address: Address) -> Path:
+        """Where the blob lies.
+
+        Raises:
+            KeyError: when it is not stored.
+            IntegrityError: when a link lies there, whose target anybody may change after it was looked at.
+        """
         place = self._place(address)
+        if _is_link(place):
+            raise IntegrityError(f"{place} is a link; a store holds files of its own, remove it or put the file there")
         if not place.is_file():
             raise KeyError(f"no blob {address} in {self._root}")
         return place
@@ -125,7 +133,7 @@ class FileBlobs:
 
     def _is_intact(self, address: Address) -> bool:
         place = self._place(address)
-        return place.is_file() and file_address(place) == address
+        return place.is_file() and not _is_link(place) and file_address(place) == address
 
     def _place(self, address: Address) -> Path:
         return self._root / address[:2] / address
@@ -133,6 +141,10 @@ class FileBlobs:
     def _temporary(self, address: Address) -> Path:
         """A name that no other process or call uses at the same time."""
         return self._root / address[:2] / f"{address}.{os.getpid()}.{next(self._counter)}{_TEMPORARY}"
+
+
+def _is_link(place: Path) -> bool:
+    return place.is_symlink() or place.parent.is_symlink()
 
 
 def file_address(path: Path) -> Address:

@@ -69,6 +69,23 @@ def open_writer(path: Path, vfs: str | None) -> apsw.Connection:
     return connection
 
 
+def fold_log(connection: apsw.Connection, path: Path) -> None:
+    """Moves everything in the write-ahead log into the database, synced, and starts the log anew.
+
+    After a failed sync the kernel may show bytes that it will never write. Whoever takes a journal over reads them as
+    committed; before anything is built on them they are written once more, where a sync can be trusted again.
+
+    Raises:
+        StoreError: when it could not be done, or a reader holds on to the log.
+    """
+    try:
+        is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0]
+    except apsw.Error as error:
+        raise StoreError(f"{path}: its write-ahead log cannot be folded in: {error}") from error
+    if is_busy:
+        raise StoreError(f"{path}: another process has been reading for {_BUSY_MS / 1000:.0f} s; end it and try again")
+
+
 def open_read_only(path: Path, vfs: str | None = None) -> apsw.Connection:
     """A connection that cannot write. It sees every transaction that is committed when a statement begins.
 

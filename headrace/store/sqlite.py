@@ -4,6 +4,7 @@ Invariant: one writer. A lock that dies with its process keeps a second one out,
 transaction, refuses a writer that lost the lock without noticing.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -27,7 +28,7 @@ from headrace.store.group_commit import (
     WriterThread,
 )
 from headrace.store.reader import JournalReader
-from headrace.store.schema import FILE_NAME, open_read_only, open_writer
+from headrace.store.schema import FILE_NAME, fold_log, open_read_only, open_writer
 
 LOCK_NAME = "journal.lock"
 """Name of the lock file within a run's folder."""
@@ -70,14 +71,16 @@ class SqliteStorage:
     Args:
         folder: the run's folder; created when missing.
         vfs: name of a registered SQLite file system; the default one by default.
+        disk: file operations on the folder.
 
     Raises:
         StoreError: when another writer holds the run, or the file is no journal.
     """
 
-    def __init__(self, folder: Path, vfs: str | None = None) -> None:
+    def __init__(self, folder: Path, vfs: str | None = None, disk: Disk | None = None) -> None:
+        disk = Disk() if disk is None else disk
         try:
-            Disk().make_folder(folder)
+            disk.make_folder(folder)
         except OSError as error:
             raise StoreError(f"{folder} cannot be created: {error}") from error
         path = folder / FILE_NAME
@@ -85,7 +88,12 @@ class SqliteStorage:
         self._lock = WriterLock(folder)
         try:
             self._writer = open_writer(path, vfs)
+            fold_log(self._writer, path)
+            disk.sync_folder(folder)  # SQLite syncs the folder of a new log, and not that of a new database
             self._reader = JournalReader(open_read_only(path, vfs), str(path))
+        except OSError as error:
+            self._lock.release()
+            raise StoreError(f"{path} is not durable: {error}") from error
         except BaseException:
             self._lock.release()
             raise
@@ -113,9 +121,13 @@ class SqliteStorage:
         return self._reader.events(after)
 
     def close(self) -> None:
-        self._reader.close()
-        self._writer.close()  # the last connection folds the write-ahead log into the database
-        self._lock.release()
+        try:
+            self._reader.close()
+            # The last connection folds the write-ahead log into the database; where the disk refuses, the next writer does.
+            with contextlib.suppress(apsw.Error):
+                self._writer.close()
+        finally:
+            self._lock.release()
 
     def _claim(self) -> Tail:
         # One statement is a transaction of its own, and nobody appends between the two: the lock is held.
