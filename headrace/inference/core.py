@@ -1,8 +1,8 @@
 """The embedded engine: a synchronous object that turns token ids into sampled token ids.
 
-Invariant: every token is drawn from the policy version that its segment names, in a cache that this version computed;
-the draw of token t of a turn is a function of (seed_key, t) alone. The same submissions in the same order give the same
-bytes.
+Invariant: every token is drawn from the policy version that its segment names, in a cache that no version older than the
+segment's `context_version_min` had a part in: with `on_swap = rebuild` that is the very version that samples. The draw of
+token t of a turn is a function of (seed_key, t) alone. The same submissions in the same order give the same bytes.
 
 Consumes: requests, interrupts, staged weights. Produces: segments and timings, one `step` at a time. Waits for nothing.
 """
@@ -123,7 +123,7 @@ class EngineCore:
     def activate(self, policy: PolicyRef, keep: frozenset[int]) -> Activation:
         """Serves unpinned requests with the staged version from the next token on.
 
-        What runs unpinned is cut here, and its cache is computed again by the following steps. Versions in `keep` and
+        What runs unpinned is cut here. By `on_swap` its cache is computed again by the following steps or kept. Versions in `keep` and
         those of pinned requests stay loaded.
 
         Raises:
@@ -282,6 +282,10 @@ class EngineCore:
             return 0
         if self.rows.known_S[turn.slot] > turn.cut:
             self._outputs.append(Output(turn.request_id, turn.segment(self.rows, None)))
+        if self.options.on_swap == "keep_kv" and self.rows.is_decoding_S[turn.slot]:
+            turn.go_on_with(version)
+            self.rows.go_on(turn.slot, version)
+            return 0
         lost = int(self.rows.cached_S[turn.slot])
         turn.preemptions += lost > 0
         turn.serve_with(version)

@@ -18,7 +18,9 @@ class EngineOptions(Section, frozen=True):
     attention: attention implementation of `transformers`.
     dtype: of weights and cache; log-probs are float32 in any case.
     is_recorded: record the model's forward pass once, to interpret no Python at every token; the bits stay the same.
-    on_swap: what new weights do to a running sequence; `rebuild` computes its cache again.
+    on_swap: what new weights do to a running sequence: `rebuild` computes its cache again, `keep_kv` goes on in the cache
+        that older versions computed, which costs nothing and makes log-probs that no single version gives again. A
+        sequence that is still prefilled starts over in either case.
     deterministic: log-probs of a request do not depend on what runs beside it: all slots are computed in every pass,
         prefill chunks lie at fixed positions, attended lengths are doubling buckets of a sequence's own length.
     """
@@ -33,7 +35,7 @@ class EngineOptions(Section, frozen=True):
     attention: Literal["sdpa", "eager"] = "sdpa"
     dtype: Literal["float32", "bfloat16"] = "float32"
     is_recorded: bool = True
-    on_swap: Literal["rebuild"] = "rebuild"
+    on_swap: Literal["rebuild", "keep_kv"] = "rebuild"
     deterministic: bool = False
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """What each slot holds: ids, their log-probs, how much of them is cached and under which version.
 
-Invariant: a slot's first `cached` positions hold keys and values of its first `cached` ids under its `version`, and
-nothing else is ever reused.
+Invariant: a slot's first `cached` positions hold keys and values of its first `cached` ids, under its `version` unless the
+slot is mixed; a mixed slot serves the turn that it was mixed under and is never reused.
 
 Dimensions: S slots, C context, V vocabulary, T ids of a sequence.
 """
@@ -28,6 +28,7 @@ class Rows:
         chunked_S: leading positions that whole, aligned prefill chunks computed; only these are reused when the
             engine is deterministic, since a decoded position differs from a prefilled one in its last bits.
         version_S: version of the cache.
+        is_mixed_S: whether older versions computed a part of it.
         limit_S: number of ids at which the turn ends.
         temperature_S: sampling temperature.
         is_busy_S: whether a turn occupies the slot.
@@ -44,6 +45,7 @@ class Rows:
         self.cached_S = np.zeros(slots, dtype=np.int64)
         self.chunked_S = np.zeros(slots, dtype=np.int64)
         self.version_S = np.full(slots, NO_VERSION, dtype=np.int64)
+        self.is_mixed_S = np.zeros(slots, dtype=np.bool_)
         self.limit_S = np.zeros(slots, dtype=np.int64)
         self.temperature_S = np.ones(slots, dtype=np.float32)
         self.is_busy_S = np.zeros(slots, dtype=np.bool_)
@@ -92,20 +94,27 @@ class Rows:
             self.empty(slot)
         self.version_S[slot] = version
 
+    def go_on(self, slot: int, version: int) -> None:
+        """Gives the slot a version that goes on in the cache of the one before."""
+        self.version_S[slot], self.is_mixed_S[slot] = version, True
+
     def empty(self, slot: int) -> None:
         """Nothing is cached, and nothing of what was is left in memory."""
         if self.version_S[slot] != NO_VERSION:
             self._cache.clear(slot)
         self.keep(slot, 0)
-        self.version_S[slot] = NO_VERSION
+        self.version_S[slot], self.is_mixed_S[slot] = NO_VERSION, False
 
     def use(self, slot: int, is_busy: bool) -> None:
-        """Marks the slot as taken or parked."""
+        """Marks the slot as taken or parked; of a mixed cache nothing is parked."""
         self._tick += 1
+        if self.is_mixed_S[slot] and not is_busy:
+            self.keep(slot, 0)
+            self.is_mixed_S[slot] = False
         self.is_busy_S[slot], self.is_decoding_S[slot], self.last_used_S[slot] = is_busy, False, self._tick
 
     def _has_version(self, version: int) -> npt.NDArray[np.bool_]:
-        return self.version_S == version
+        return (self.version_S == version) & ~self.is_mixed_S
 
 
 def input_tensors(tokens_NT: Ints, places_NT: Ints, is_padding_NT: npt.NDArray[np.bool_]) -> tuple[torch.Tensor, ...]:

@@ -62,7 +62,7 @@ class Turn:
         prompt_T: ids of its prefix.
         arrival_s: when it was submitted.
         version: what samples it now; set at admission for an unpinned one.
-        context_version_min: oldest version of its cache; equals `version` as long as caches are rebuilt.
+        context_version_min: oldest version of its cache; below `version` once it went on in an older one's.
         slot: where it runs, NO_SLOT while it waits.
         started_s: when it got its slot.
         cut: number of ids that lie in segments already.
@@ -90,6 +90,10 @@ class Turn:
     def serve_with(self, version: int) -> None:
         """Tokens from here on are sampled by this version, in a cache of this version."""
         self.version = self.context_version_min = version
+
+    def go_on_with(self, version: int) -> None:
+        """Tokens from here on are sampled by this version, in the cache that is there."""
+        self.version = version
 
     def segment(self, rows: Rows, finish: FinishReason | None) -> TokenSegment:
         """Tokens sampled since the last cut, possibly none."""
