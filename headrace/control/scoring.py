@@ -3,7 +3,7 @@
 Invariant: figures are of raw weights, before any correction; rows are joined by (transcript, path), never by position.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.algorithms.diagnostics import effective_sample_size, mean_weight, pareto_k_hat, tail
 from headrace.records.batch import BatchRow
@@ -61,8 +61,14 @@ def signal_figures(scores: Sequence[RowScore]) -> SignalFigures:
         kl_k1=-sum(logs_B) / max(1, tokens),
         kl_k2=sum(score.k2_sum for score in scores) / max(1, tokens),
         kl_k3=sum(score.k3_sum for score in scores) / max(1, tokens),
-        mismatch=max((score.fresh_abs_max for score in scores if score.fresh_abs_max is not None), default=None),
+        mismatch=_largest(score.fresh_abs_max for score in scores),
+        old_cache_tokens=sum(score.old_cache_tokens for score in scores),
+        old_cache_difference=_largest(score.old_cache_abs_max for score in scores),
     )
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def stratum_updates(rows: Sequence[RowUpdate], difficulties: Mapping[str, str]) -> tuple[StratumUpdate, ...]:

@@ -123,8 +123,8 @@ class EngineCore:
     def activate(self, policy: PolicyRef, keep: frozenset[int]) -> Activation:
         """Serves unpinned requests with the staged version from the next token on.
 
-        What runs unpinned is cut here. By `on_swap` its cache is computed again by the following steps or kept. Versions in `keep` and
-        those of pinned requests stay loaded.
+        What runs unpinned is cut here, and by `on_swap` its cache is computed again by the following steps or kept.
+        Versions in `keep` and those of pinned requests stay loaded.
 
         Raises:
             InferenceError: REJECTED when the version was not staged, or is older than the current one.

@@ -19,6 +19,8 @@ class RowScore(msgspec.Struct, frozen=True):
         k2_sum: sum over trained tokens of half the squared log-ratio.
         k3_sum: sum over trained tokens of ratio - 1 - log-ratio: estimates KL(behaviour, trainer), never negative.
         penalty_sum: sum over trained tokens of the KL to the reference that is taken off the reward; 0 without one.
+        old_cache_tokens: trained tokens sampled in a cache that an older version than theirs had a part in.
+        old_cache_abs_max: largest absolute difference of one of these that the base version sampled; None without one.
     """
 
     transcript: Address
@@ -30,6 +32,8 @@ class RowScore(msgspec.Struct, frozen=True):
     k2_sum: float = 0.0
     k3_sum: float = 0.0
     penalty_sum: float = 0.0
+    old_cache_tokens: int = 0
+    old_cache_abs_max: float | None = None
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
@@ -124,6 +128,9 @@ class SignalFigures(msgspec.Struct, frozen=True):
         kl_k2: the same by half the square.
         kl_k3: the same, never negative.
         mismatch: largest absolute log-prob difference over fresh tokens of the base version; None when there is none.
+        old_cache_tokens: trained tokens sampled in a cache that an older version than theirs had a part in; no trainer
+            computes them again exactly.
+        old_cache_difference: the same as `mismatch` over those of the base version; None when there is none.
     """
 
     rows: int
@@ -141,6 +148,8 @@ class SignalFigures(msgspec.Struct, frozen=True):
     kl_k2: float
     kl_k3: float
     mismatch: float | None
+    old_cache_tokens: int = 0
+    old_cache_difference: float | None = None
 
 
 class StratumScored(msgspec.Struct, frozen=True):

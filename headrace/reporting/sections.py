@@ -318,6 +318,11 @@ def _updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         f"{number(updates.mean_lag)}); span at most {number(updates.largest_span)}; smallest ESS fraction "
         f"{number(updates.smallest_ess)}; {number(updates.rows_per_episode)} rows per episode"
     )
+    if updates.old_cache_tokens:
+        yield (
+            f"{updates.old_cache_tokens:,} trained tokens saw a cache that an older version had a part in; those of the "
+            f"base version differ by up to {number(updates.old_cache_difference, 2)} nats and are held to no bound"
+        )
 
 
 def _workers(report: RunReport, is_full: bool) -> Iterator[str | Grid]:

@@ -25,12 +25,14 @@ class Rescored:
         fresh: of these, tokens whose cache was computed by their own version.
         fresh_abs_max: largest difference of a fresh token's log-prob, in nats; None when there is none.
         at: path, segment and token of that difference.
+        old_cache_abs_max: the same over the other tokens, which no single version gives again; None when there is none.
     """
 
     tokens: int
     fresh: int
     fresh_abs_max: float | None
     at: tuple[int, int, int] | None
+    old_cache_abs_max: float | None
 
 
 def rescore(transcript: Transcript, model_folder: Path, weights_path: Callable[[Address], Path]) -> Rescored:
@@ -49,7 +51,7 @@ def rescore(transcript: Transcript, model_folder: Path, weights_path: Callable[[
     model = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(model_folder, local_files_only=True), dtype=torch.float32
     ).eval()
-    tokens, fresh, worst, at = 0, 0, None, None
+    tokens, fresh, worst, worst_old, at = 0, 0, None, None, None
     weights = {(policy.policy_id, policy.version): policy.weights for policy in transcript.provenance.policies}
     for key, address in weights.items():
         load_weights(model, weights_path(address).read_bytes())
@@ -67,11 +69,13 @@ def rescore(transcript: Transcript, model_folder: Path, weights_path: Callable[[
                     target = torch.from_numpy(segment.ids_T.astype(np.int64))[:, None]
                     found_T = torch.log_softmax(scaled, dim=-1).gather(1, target)[:, 0].numpy()
                     tokens += len(segment)
-                    if segment.context_version_min == key[1]:
+                    difference_T = np.abs(found_T - segment.behavior_logprobs_T)
+                    place = int(difference_T.argmax())
+                    if segment.context_version_min != key[1]:
+                        worst_old = max(float(difference_T[place]), worst_old or 0.0)
+                    else:
                         fresh += len(segment)
-                        difference_T = np.abs(found_T - segment.behavior_logprobs_T)
-                        place = int(difference_T.argmax())
                         if worst is None or difference_T[place] > worst:
                             worst, at = float(difference_T[place]), (path, index, place)
                 start = stop
-    return Rescored(tokens, fresh, worst, at)
+    return Rescored(tokens, fresh, worst, at, worst_old)

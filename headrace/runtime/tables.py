@@ -81,6 +81,12 @@ def print_replay(report: ReplayReport) -> int:
             f"{report.tolerance:g} is allowed",
             soft_wrap=True,
         )
+    if scores is not None and scores.old_cache_abs_max is not None:
+        console.print(
+            f"{scores.tokens - scores.fresh} tokens saw a cache that an older version had a part in; they differ by up to "
+            f"{scores.old_cache_abs_max:.2g} nats and are held to nothing",
+            soft_wrap=True,
+        )
     console.print("the same" if report.is_same else "NOT the same")
     return 0 if report.is_same else 1
 

@@ -70,14 +70,15 @@ def row_scores(
     mask_N = packed.action_mask_N
     log_ratio_N = np.where(mask_N, values.logprobs_N.astype(np.float64) - packed.behavior_logprobs_N, 0.0)
     k3_N = np.minimum(kl_k3(-log_ratio_N), np.finfo(np.float64).max)
-    is_fresh_N = mask_N & packed.is_fresh_context_N & (packed.versions_N == version)
+    is_own_N, is_old_N = packed.versions_N == version, mask_N & ~packed.is_fresh_context_N
+    is_fresh_N = mask_N & packed.is_fresh_context_N & is_own_N
     taken_N = np.zeros(len(mask_N)) if penalties_N is None else np.where(mask_N, penalties_N, 0.0)
     bounds = packed.cu_seqlens.tolist()
     scores: list[RowScore] = []
     for row, num_tokens in enumerate(packed.action_tokens_B.tolist()):
         part = slice(bounds[row], bounds[row + 1])
         size_n = np.abs(log_ratio_N[part])
-        fresh_n = size_n[is_fresh_N[part]]
+        fresh_n, old_n = size_n[is_fresh_N[part]], size_n[(is_old_N & is_own_N)[part]]
         scores.append(
             RowScore(
                 transcript=packed.transcripts[row],
@@ -89,6 +90,8 @@ def row_scores(
                 k2_sum=float(0.5 * (size_n**2).sum()),
                 k3_sum=float(k3_N[part].sum()),
                 penalty_sum=float(taken_N[part].sum()),
+                old_cache_tokens=int(is_old_N[part].sum()),
+                old_cache_abs_max=float(old_n.max()) if len(old_n) else None,
             )
         )
     return scores

@@ -152,7 +152,12 @@ def test_only_tokens_of_the_base_version_in_a_fresh_context_prove_agreement(lab)
     scores = lab.core().score([old, only_old], 0)
     assert scores[0].fresh_abs_max < 1e-5 < scores[0].log_ratio_abs_max
     assert scores[1].fresh_abs_max is None
-    assert "mismatch" not in lab.core().update(lab.plan([only_old])).metrics
+    assert (scores[0].old_cache_tokens, scores[0].old_cache_abs_max) == (1, None)  # of another version than the base
+    core = lab.core()
+    assert "mismatch" not in core.update(lab.plan([only_old])).metrics
+    [after] = core.score([only_old], 1)
+    assert (after.fresh_abs_max, after.old_cache_tokens) == (None, 1)
+    assert after.old_cache_abs_max == after.log_ratio_abs_max > 0.1
 
 
 def test_observation_tokens_change_no_advantage_and_are_not_trained_on(lab):

@@ -24,6 +24,8 @@ class UpdateFigures(msgspec.Struct, frozen=True):
         kl_behavior: k1 estimate of KL(behaviour, trainer), nats per trained token.
         mismatch: largest log-prob difference of engine and trainer on fresh tokens of the base version, nats.
         log_ratio_abs_max: the same over all trained tokens, any version.
+        old_cache_tokens: trained tokens sampled in a cache that an older version than theirs had a part in.
+        old_cache_difference: as `mismatch`, over those of the base version; they are held to no bound.
         kl_to_previous: KL(new, previous) on fixed sequences, nats per token.
         canary: largest log-prob difference on the canary sequences, nats.
         canary_tolerance: bound; above it the version is not served.
@@ -49,6 +51,8 @@ class UpdateFigures(msgspec.Struct, frozen=True):
     kl_behavior: float | None
     mismatch: float | None
     log_ratio_abs_max: float | None
+    old_cache_tokens: int
+    old_cache_difference: float | None
     kl_to_previous: float | None
     canary: float | None
     canary_tolerance: float | None
@@ -67,6 +71,8 @@ class Updates(msgspec.Struct, frozen=True):
         updates: in order.
         initial_canary: largest log-prob difference of version 0 on the canary sequences; None when not checked.
         largest_mismatch: over all updates; None when never measured.
+        old_cache_tokens: trained tokens that saw a cache older than their version, over all updates.
+        old_cache_difference: largest of all updates; None when never measured.
         largest_lag: of any trained token; None when nothing trained.
         mean_lag: mean of the updates' token-weighted lags.
         lag_p95: 95% quantile of the updates' oldest lags.
@@ -78,6 +84,8 @@ class Updates(msgspec.Struct, frozen=True):
     updates: tuple[UpdateFigures, ...]
     initial_canary: float | None
     largest_mismatch: float | None
+    old_cache_tokens: int
+    old_cache_difference: float | None
     largest_lag: int | None
     mean_lag: float | None
     lag_p95: float | None
@@ -97,6 +105,10 @@ def updates(index: RunIndex) -> Updates:
         updates=figures,
         initial_canary=initial.max_abs_difference if initial else None,
         largest_mismatch=max((item.mismatch for item in figures if item.mismatch is not None), default=None),
+        old_cache_tokens=sum(item.old_cache_tokens for item in figures),
+        old_cache_difference=max(
+            (item.old_cache_difference for item in figures if item.old_cache_difference is not None), default=None
+        ),
         largest_lag=max(lags, default=None),
         mean_lag=mean([item.mean_lag for item in figures if item.mean_lag is not None]),
         lag_p95=quantile(lags, 0.95),
@@ -108,6 +120,7 @@ def updates(index: RunIndex) -> Updates:
 
 def _figures(life: UpdateLife, version: VersionLife | None) -> UpdateFigures:
     planned, scored, result = life.planned, life.scored, life.result
+    signal = scored.figures if scored else None
     canary = version.canary if version else None
     ends_ns = (version.committed_ns if version else None, life.completed_ns, life.selected_ns)
     end_ns = next((t_ns for t_ns in ends_ns if t_ns is not None), None)
@@ -127,6 +140,8 @@ def _figures(life: UpdateLife, version: VersionLife | None) -> UpdateFigures:
         kl_behavior=scored.kl if scored else None,
         mismatch=scored.mismatch if scored else None,
         log_ratio_abs_max=scored.log_ratio_abs_max if scored else None,
+        old_cache_tokens=signal.old_cache_tokens if signal else 0,
+        old_cache_difference=signal.old_cache_difference if signal else None,
         kl_to_previous=version.kl_to_previous if version else None,
         canary=canary.max_abs_difference if canary else None,
         canary_tolerance=canary.tolerance if canary else None,
