@@ -79,6 +79,10 @@ class Inference(Protocol):
         ...
 
 
+UNKNOWN_INCARNATION = ""
+"""Incarnation in the handle of an environment whose opening was lost; it closes whatever is open for the episode."""
+
+
 class Handle(msgspec.Struct, frozen=True):
     """An open environment of one episode.
 
@@ -158,7 +162,7 @@ class Environment(Protocol):
         ...
 
     async def close(self, handle: Handle) -> None:
-        """Frees everything; safe to call twice."""
+        """Frees everything; safe to call twice. `UNKNOWN_INCARNATION` stands for whatever the episode has open."""
         ...
 
 

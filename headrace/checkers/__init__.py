@@ -6,10 +6,15 @@ run as it goes, and a finished log.
 
 from headrace.checkers.actions import ActionOrder
 from headrace.checkers.consumption import Consumption
+from headrace.checkers.coverage import check_coverage
+from headrace.checkers.effects import check_effects
 from headrace.checkers.groups import GroupShape
 from headrace.checkers.law import Bounds, Checker, Read, Violation, bounds_of
 from headrace.checkers.leases import SingleOwner
+from headrace.checkers.liveness import check_liveness
 from headrace.checkers.log import LawChecker, check_log
+from headrace.checkers.manifests import Look, Manifests
+from headrace.checkers.resumption import check_resumed, state_hashes
 from headrace.checkers.sealing import Sealing
 from headrace.checkers.slots import Slots
 from headrace.checkers.tasks import TaskConservation
@@ -24,6 +29,8 @@ __all__ = [
     "Consumption",
     "GroupShape",
     "LawChecker",
+    "Look",
+    "Manifests",
     "Read",
     "Rewards",
     "Sealing",
@@ -35,5 +42,10 @@ __all__ = [
     "Versions",
     "Violation",
     "bounds_of",
+    "check_coverage",
+    "check_effects",
+    "check_liveness",
     "check_log",
+    "check_resumed",
+    "state_hashes",
 ]

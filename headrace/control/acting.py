@@ -34,9 +34,13 @@ class ActionRunner:
         recorder: where it is said.
         clock: times the environment.
         past: what was done of them before this process began.
+
+    Attributes:
+        has_intended: whether any action of the attempt has an INTENT.
     """
 
     def __init__(self, environment: Environment, recorder: Recorder, clock: WorkerClock, past: AttemptPast) -> None:
+        self.has_intended = bool(past.intents)
         self._past = past
         self._environment = environment
         self._recorder = recorder
@@ -56,6 +60,7 @@ class ActionRunner:
             return stored_receipt(past, action, self._recorder.read), known[0]
         intent = 0
         if intended is None:
+            self.has_intended = True
             intent = self._recorder.record(ActionIntended(action, lease.token, effect), key=key)
             if effect is not EffectClass.PURE:
                 await self._recorder.durable(intent)

@@ -19,8 +19,8 @@ from headrace.control.context import RunContext
 from headrace.control.frontier import DataFrontier
 from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
 from headrace.control.recorder import sealed_row
-from headrace.control.recovery import AttemptPast, RunPast
-from headrace.errors import HeadraceError, InvariantViolated
+from headrace.control.recovery import QUARANTINED, AttemptPast, GroupPast, RunPast, UpdatePast
+from headrace.errors import HeadraceError, IntegrityError, InvariantViolated
 from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected
 from headrace.records.events import OrdinalState, rejected_state
 from headrace.records.ids import Address, GroupId, Purpose
@@ -113,9 +113,17 @@ class Collector:
         self._record_admission(group, drawn)
         self._tasks[group_id.ordinal] = self._context.spawn(self._run_group(group), f"group/{group_id}")
 
-    def restore(self, past: RunPast) -> None:
-        """Takes over the open groups of a run: finished ones are ready again, the others go on."""
+    def restore(self, past: RunPast) -> list[Task]:
+        """Takes over the open groups of a run: finished ones are ready again, the others go on.
+
+        Returns:
+            tasks to be drawn again, since what was stored of them is damaged.
+
+        Raises:
+            IntegrityError: when it is damaged and an update is under way that was planned with it.
+        """
         self.frontier = past.frontier
+        reopened = [msgspec.msgpack.decode(self._recorder.read(address), type=Task) for address in past.reopened]
         running = [group for group in past.groups.values() if group.closed is None]
         for known in [*(past.groups[ordinal] for ordinal in past.closing), *running]:
             task = msgspec.msgpack.decode(self._recorder.read(known.task), type=Task)
@@ -124,17 +132,42 @@ class Collector:
             if known.size == 0:
                 group.admitted_version = self._context.versions.current
                 self._record_admission(group, 0)
-        for known in (past.groups[ordinal] for ordinal in past.closing):
+            if (damage := self._damage(known)) is not None:
+                self._quarantine(group, damage, past.update)
+                reopened.append(task)
+        for known in (past.groups[ordinal] for ordinal in past.closing if ordinal in self._open):
             assert known.closed is not None
             group, group.closed_s = self._open[known.id.ordinal], known.closed_ns / 1e9
             attempts = [known.attempts[m.episode.member][m.episode.attempt] for m in known.closed.members]
             group.outcomes = tuple(self._runner.recall(attempt) for attempt in attempts)
             self._finish(group)
-        for known in running:
+        for known in (group for group in running if group.id.ordinal in self._open):
             group = self._open[known.id.ordinal]
             self._tasks[known.id.ordinal] = self._context.spawn(
                 self._run_group(group, known.attempts), f"group/{known.id}"
             )
+        return reopened
+
+    def _damage(self, known: GroupPast) -> str | None:
+        """What is wrong with the stored transcripts and verdicts of a group, if anything is."""
+        for attempt in (attempt for attempts in known.attempts.values() for attempt in attempts.values()):
+            if attempt.sealed is None:
+                continue
+            for address in (attempt.sealed.transcript, *attempt.verdicts):
+                try:
+                    self._recorder.read(address)
+                except IntegrityError as error:
+                    return f"{attempt.episode}: {error}"
+        return None
+
+    def _quarantine(self, group: Group, damage: str, update: UpdatePast | None) -> None:
+        """The group leaves with a record, and is never trained on."""
+        if update is not None and group.id in update.groups:
+            raise IntegrityError(
+                f"update {update.update} was begun with {group.id}, whose stored work is damaged: {damage}; restore the row "
+                "from a copy of the journal, the run cannot go on without it"
+            )
+        self.reject(group, OrdinalState.ABANDONED, f"{QUARANTINED}: {damage}")
 
     def open_groups(self) -> list[OpenGroup]:
         """What the deciders see of every open group."""

@@ -18,8 +18,8 @@ from headrace.control.acting import ActionRunner, UnknownEffect, stored_receipt
 from headrace.control.recorder import Recorder, WorkerClock
 from headrace.control.recovery import AttemptPast
 from headrace.control.sealing import EpisodeTrace, Sealed, Sealer
-from headrace.errors import BoundaryError, InferenceError, IntegrityError, Outcome
-from headrace.ports import Environment, Handle, Harness, Inference, ObservedTokens, TurnTiming
+from headrace.errors import BoundaryError, EnvironmentFault, InferenceError, IntegrityError, Outcome
+from headrace.ports import UNKNOWN_INCARNATION, Environment, Handle, Harness, Inference, ObservedTokens, TurnTiming
 from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import IntArray, as_int32
 from headrace.records.checkpoint import InFlight
@@ -33,6 +33,9 @@ from headrace.records.streams import stream_key
 from headrace.records.task import Task
 from headrace.records.terminal import InfraError, Limit, Terminal, Truncated
 from headrace.records.trajectory import ActionOutcome, EpisodeStarted
+
+_AGAIN_S = 0.5
+"""Seconds after which a lost turn is asked for again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,15 +172,11 @@ class _Attempt:
             terminal = await self._turns(handle)
             self._look_ahead("its artifact was taken", is_recorded=False)
             self.trace.artifact = await self._ports.environment.artifact(handle, self._timeouts.environment_s)
-        except RunInterrupted as fault:
-            is_external = self._ports.environment.effect is EffectClass.EXTERNAL
-            terminal = InfraError(
-                fault.boundary, str(fault), is_effect_unknown=is_external and bool(self._past.intents)
-            )
-        except UnknownEffect as fault:
-            terminal = InfraError(fault.boundary, str(fault), is_effect_unknown=True)
         except BoundaryError as fault:
-            terminal = InfraError(fault.boundary, str(fault))
+            # Whatever failed: a member that may have changed the world outside does not act again by itself.
+            is_external = self._ports.environment.effect is EffectClass.EXTERNAL
+            is_unknown = isinstance(fault, UnknownEffect) or (is_external and self._actions.has_intended)
+            terminal = InfraError(fault.boundary, str(fault), is_effect_unknown=is_unknown)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -194,7 +193,13 @@ class _Attempt:
         past, environment, timeout_s = self._past, self._ports.environment, self._timeouts.environment_s
         if not self._goes_on:
             return Handle(self._spec.episode, "")
-        handle = await environment.open(self._spec.task, self._spec.episode, self._lease, timeout_s)
+        try:
+            handle = await environment.open(self._spec.task, self._spec.episode, self._lease, timeout_s)
+        except EnvironmentFault as fault:
+            if fault.outcome is Outcome.LOST:
+                # It may stand although nobody holds its handle; the episode's name is enough to end it.
+                await environment.close(Handle(self._spec.episode, UNKNOWN_INCARNATION))
+            raise
         if past.commits:
             done = [(past.intents[action_id].action, commit) for action_id, commit in past.commits.items()]
             receipts = [(action, stored_receipt(past, action, self._recorder.read)) for action, _ in done]
@@ -247,6 +252,21 @@ class _Attempt:
             affinity=self._group,
             seed_key=stream_key(self._spec.seed, "sample", self._name, step).to_bytes(16, "little"),
         )
+        try:
+            turn = await self._sample(request, step)
+        except InferenceError as lost:
+            if lost.outcome is not Outcome.LOST or self._is_wall_over:
+                raise
+            # A turn is a function of its request, so asking again gives what was lost. Where the engine itself is gone the
+            # run ends first, and its next process asks.
+            await asyncio.sleep(_AGAIN_S)
+            turn = await self._sample(request, step)
+        self._take_turn(turn)
+        self._recorder.record(turn, key=request.request_id)
+        return turn.segments
+
+    async def _sample(self, request: GenerateRequest, step: int) -> TurnGenerated:
+        """The turn as the engine delivered it, whole. Raises InferenceError; what came of a part of it is dropped."""
         segments: list[TokenSegment] = []
         timing = TurnTiming(0.0, 0.0, 0)
         self._request_id = request.request_id
@@ -256,18 +276,15 @@ class _Attempt:
                 if isinstance(part, TurnTiming):
                     timing = part
                 else:
-                    segments.append(_checked(part, min_version))
+                    segments.append(_checked(part, request.min_version))
         finally:
             self._request_id = None
             self._ports.inference_clock.leave()
         if not segments or segments[-1].finish is None:
             raise InferenceError(f"{request.request_id}: the engine ended a turn without a reason", Outcome.LOST)
-        turn = TurnGenerated(
+        return TurnGenerated(
             self._spec.episode, step, tuple(segments), timing.wait_s, timing.generate_s, timing.preemptions
         )
-        self._take_turn(turn)
-        self._recorder.record(turn, key=request.request_id)
-        return turn.segments
 
     def _take_turn(self, turn: TurnGenerated) -> None:
         self.trace.extend(turn.segments)

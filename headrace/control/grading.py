@@ -6,11 +6,13 @@ leaves the transcript as it is, and it is graded again, not rolled again.
 * consumes: sealed transcripts.
 * waits for: the grader.
 * unblocked by: verdicts, or the grader's deadline.
-* produces: `VerdictSealed`, one per try; the first scored one, or the last, counts.
+* produces: `VerdictSealed`, one per try; the first scored one, or the last, counts. A grader that answers twice and
+  otherwise the second time is a `VerdictDisputed`.
 """
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from headrace.control.recorder import Recorder, WorkerClock, sealed_row
 from headrace.control.sealing import Sealed
@@ -19,8 +21,20 @@ from headrace.ports import Grader
 from headrace.records.ids import Address
 from headrace.records.task import Task
 from headrace.records.terminal import InfraError
-from headrace.records.verdict import Submission, Unscored, UnscoredCause, Verdict, VerdictSealed
+from headrace.records.verdict import Submission, Unscored, UnscoredCause, Verdict, VerdictDisputed, VerdictSealed
 from headrace.scheduling.retry import RetryRule
+
+
+class _Answer(NamedTuple):
+    """What the grader said of one submission.
+
+    Attributes:
+        verdict: the first answer, which counts.
+        others: answers that differ from it.
+    """
+
+    verdict: Verdict
+    others: list[Verdict]
 
 
 class Grading:
@@ -66,8 +80,9 @@ class Grading:
             tries += 1
             again: list[Submission] = []
             for submission in pending:
-                verdict = answers[submission.transcript]
+                verdict, others = answers[submission.transcript]
                 self._seal(verdict, tries - 1)
+                self._dispute(verdict, others)
                 verdicts[submission.transcript] = verdict
                 if self._retry.may_grade_again(verdict, tries):
                     again.append(submission)
@@ -76,8 +91,8 @@ class Grading:
                 await asyncio.sleep(self._retry.delay_s(tries, 0.5))
         return verdicts
 
-    async def _ask(self, submissions: Sequence[Submission]) -> dict[Address, Verdict]:
-        """A verdict for every submission: the grader's, or why there is none."""
+    async def _ask(self, submissions: Sequence[Submission]) -> dict[Address, _Answer]:
+        """A verdict for every submission: the grader's first one, or why there is none."""
         cause = UnscoredCause.GRADER_CRASH
         self._clock.enter()
         try:
@@ -89,10 +104,15 @@ class Grading:
                 cause = UnscoredCause.GRADER_TIMEOUT
         finally:
             self._clock.leave()
-        by_transcript = {verdict.transcript: verdict for verdict in answers}
+        first: dict[Address, Verdict] = {}
+        others: dict[Address, list[Verdict]] = {}
+        for verdict in answers:
+            if first.setdefault(verdict.transcript, verdict) != verdict:
+                others.setdefault(verdict.transcript, []).append(verdict)
         return {
-            submission.transcript: self._valid(
-                by_transcript.get(submission.transcript), submission, Unscored(cause, fault)
+            submission.transcript: _Answer(
+                self._valid(first.get(submission.transcript), submission, Unscored(cause, fault)),
+                others.get(submission.transcript, []),
             )
             for submission in submissions
         }
@@ -106,6 +126,17 @@ class Grading:
             outcome = Unscored(UnscoredCause.GRADER_INVALID, str(error))
             return Verdict(submission.transcript, self._grader.version, outcome)
         return verdict
+
+    def _dispute(self, verdict: Verdict, others: Sequence[Verdict]) -> None:
+        """Counts what the grader said otherwise of a transcript; none of it is used."""
+        for other in others:
+            try:
+                other.check()
+            except IntegrityError:
+                continue  # what is no verdict contradicts none
+            row = sealed_row("verdict", other)
+            disputed = VerdictDisputed(verdict.transcript, verdict.address, row.address)
+            self._recorder.record(disputed, key=str(verdict.transcript), rows=(row,))
 
     def _seal(self, verdict: Verdict, try_number: int) -> None:
         row = sealed_row("verdict", verdict)

@@ -298,7 +298,8 @@ class _Loops:
             ),
             key=f"{self._facts.run_id}#{self._ports.journal.epoch}",
         )
-        self._collector.restore(past)
+        for task in self._collector.restore(past):
+            self._source.draw_again(task)
         for version in pinned:
             self._evaluate(version)
 

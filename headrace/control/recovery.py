@@ -50,6 +50,9 @@ _RECORDED = (
 )
 """Steps that are done again on the way to where the run stood, and not recorded again."""
 
+QUARANTINED = "quarantined"
+"""First word of the reason for which a group is rejected whose stored work is damaged; its task is drawn again."""
+
 
 @dataclasses.dataclass
 class AttemptPast:
@@ -179,6 +182,7 @@ class RunPast:
         frontier: drawn tasks and their states.
         tasks: addresses of all drawn tasks, by ordinal.
         is_exhausted: whether the source had no further task.
+        reopened: addresses of tasks whose stored work was found damaged, and that were not drawn again yet.
         groups: open ones, by ordinal.
         closing: of those, closed ones in the order in which they closed.
         plans: the update's number to the address of its plan, for every committed version.
@@ -199,6 +203,7 @@ class RunPast:
     frontier: DataFrontier = dataclasses.field(default_factory=DataFrontier)
     tasks: list[Address] = dataclasses.field(default_factory=list[Address])
     is_exhausted: bool = False
+    reopened: list[Address] = dataclasses.field(default_factory=list[Address])
     groups: dict[int, GroupPast] = dataclasses.field(default_factory=dict[int, GroupPast])
     closing: list[int] = dataclasses.field(default_factory=list[int])
     plans: dict[int, Address] = dataclasses.field(default_factory=dict[int, Address])
@@ -290,6 +295,8 @@ class _Fold:
                 ordinal = past.frontier.draw()
                 past.groups[ordinal] = GroupPast(GroupId.of(Purpose.TRAIN, ordinal), task, admitted_ns=event.t_ns)
                 past.tasks.append(task)
+                if task in past.reopened:
+                    past.reopened.remove(task)
             case SourceExhausted():
                 past.is_exhausted = True
             case GroupAdmitted(size=size, version=version):
@@ -299,7 +306,9 @@ class _Fold:
                 group = past.groups[GroupId.parse(event.key).ordinal]
                 group.closed, group.closed_ns = payload, event.t_ns
                 past.closing.append(group.id.ordinal)
-            case GroupRejected(state=state):
+            case GroupRejected(state=state, reason=reason):
+                if reason.startswith(QUARANTINED):
+                    past.reopened.append(past.groups[GroupId.parse(event.key).ordinal].task)
                 self._close(GroupId.parse(event.key).ordinal, rejected_state(state))
             case _:
                 return False

@@ -14,6 +14,7 @@ from headrace.control.recorder import sealed_row
 from headrace.control.recovery import RunPast
 from headrace.errors import ConfigError
 from headrace.ports import TaskSource
+from headrace.records.ids import Address
 from headrace.records.task import SourceExhausted, Task
 from headrace.scheduling.admission import Admission, AdmissionState
 
@@ -52,14 +53,21 @@ class SourceLoop:
         Raises:
             ConfigError: when the source does not give the tasks that were drawn then.
         """
+        held: Task | None = None
+        drawn: set[Address] = set()
         for ordinal, address in enumerate(past.tasks):
-            task = self._source.next()
-            if task is None or sealed_row("task", task).address != address:
-                found = "nothing more" if task is None else f"{task.family} {task.question!r}"
+            held = held or self._source.next()
+            if held is not None and sealed_row("task", held).address == address:
+                held = None
+            elif address not in drawn:  # a task that was drawn again did not move the source
+                found = "nothing more" if held is None else f"{held.family} {held.question!r}"
                 raise ConfigError(
                     f"task {ordinal} of the source is {found}, the run drew {address}; it cannot go on with other tasks "
                     "or code, start a new run"
                 )
+            drawn.add(address)
+        if held is not None:
+            self._again.append(held)
         self.is_exhausted = past.is_exhausted
 
     async def run(self) -> None:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from headrace.errors import EnvironmentFault, Outcome
-from headrace.ports import Handle
+from headrace.ports import UNKNOWN_INCARNATION, Handle
 from headrace.records.action import Action, EffectClass
 from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease, Receipt
 from headrace.records.harness import ToolSchema
@@ -193,8 +193,8 @@ class SessionEnvironment(abc.ABC):
         return self._judge(final_text, None if session is None else session.last_output)
 
     async def close(self, handle: Handle) -> None:
-        session = self._session(handle)
-        if session is not None:
+        session = self._sessions.get(handle.episode)
+        if session is not None and handle.incarnation in (session.opened_as, UNKNOWN_INCARNATION):
             del self._sessions[handle.episode]
             await self._end(session)
 

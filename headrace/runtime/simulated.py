@@ -5,16 +5,18 @@ It measures scheduling behaviour, not hardware. No thread, process, socket or te
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.checkers import LawChecker, bounds_of
 from headrace.config import Config
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
 from headrace.control.recorder import Observer
 from headrace.errors import InvariantViolated
+from headrace.records.action import EffectClass
 from headrace.records.arrays import as_int32
 from headrace.records.events import Event
-from headrace.records.ids import PolicyId
+from headrace.records.ids import ActionId, PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.scheduling.staleness import Staleness
 from headrace.simulation.device import SharedDevice
@@ -49,6 +51,8 @@ class Simulation:
         num_held_out: held-out tasks.
         adapt: may wrap ports, for instance to inject faults.
         staleness: a rule in place of the configured one.
+        effect: what actions do to the world.
+        watch: called once the ports stand; awaitables that end, with a reason, when a worker is gone.
         keeps_log: whether the log is kept; without it observers see every event, laws are not checked, and a run of any
             length takes bounded memory.
     """
@@ -61,6 +65,8 @@ class Simulation:
     num_held_out: int = 0
     adapt: Callable[[Ports], Ports] = lambda ports: ports
     staleness: Staleness | None = None
+    effect: EffectClass = EffectClass.PURE
+    watch: Callable[[], Sequence[Awaitable[str]]] = tuple
     keeps_log: bool = True
 
 
@@ -71,10 +77,12 @@ class SimulatedDisk:
     Attributes:
         storage: committed events and rows.
         shelf: weights by content address.
+        effects: how often each action was really run, which the world outside knows whoever dies.
     """
 
     storage: Storage = dataclasses.field(default_factory=MemoryStorage)
     shelf: WeightShelf = dataclasses.field(default_factory=WeightShelf)
+    effects: Counter[ActionId] = dataclasses.field(default_factory=Counter[ActionId])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +103,11 @@ class SimulationResult:
 
 
 def simulate(
-    simulation: Simulation, observers: Sequence[Observer] = (), *, disk: SimulatedDisk | None = None
+    simulation: Simulation,
+    observers: Sequence[Observer] = (),
+    *,
+    disk: SimulatedDisk | None = None,
+    max_time_s: float | None = None,
 ) -> SimulationResult:
     """Runs to the end.
 
@@ -103,12 +115,14 @@ def simulate(
         simulation: what.
         observers: called with every new event.
         disk: what an earlier process left behind; a fresh one by default.
+        max_time_s: virtual seconds that it may take.
 
     Raises:
         InvariantViolated: when a law breaks, naming the event.
-        StuckLoop: when every task waits for ever.
+        StuckLoop: when every task waits for ever, or time is over.
     """
-    return run_virtual(_run(simulation, observers, disk or SimulatedDisk()), shuffle_seed=simulation.shuffle_seed)
+    main = run_simulated(simulation, observers, disk or SimulatedDisk())
+    return run_virtual(main, shuffle_seed=simulation.shuffle_seed, max_time_s=max_time_s)
 
 
 def law_observer(checker: LawChecker) -> Observer:
@@ -131,7 +145,8 @@ def resumed_laws(config: Config, journal: MemoryJournal) -> Observer:
     return observe
 
 
-async def _run(simulation: Simulation, observers: Sequence[Observer], disk: SimulatedDisk) -> SimulationResult:
+async def run_simulated(simulation: Simulation, observers: Sequence[Observer], disk: SimulatedDisk) -> SimulationResult:
+    """`simulate` on the loop that runs already: two on the same disk are two processes that both believe to be the one."""
     config, scenario = simulation.config, simulation.scenario
     policy_id = PolicyId(config.policy.policy_id)
     draws, shelf = Draws(scenario.workload, config.run.seed), disk.shelf
@@ -146,7 +161,9 @@ async def _run(simulation: Simulation, observers: Sequence[Observer], disk: Simu
         tasks=SimulatedTasks(draws, num_train=simulation.num_train, num_held_out=simulation.num_held_out),
         harness=SimulatedHarness(draws),
         inference=engine,
-        environment=SimulatedEnvironment(draws, num_slots=scenario.environment_slots),
+        environment=SimulatedEnvironment(
+            draws, effect=simulation.effect, num_slots=scenario.environment_slots, effects=disk.effects
+        ),
         grader=SimulatedGrader(draws, num_slots=scenario.grader_slots),
         trainer=trainer,
         journal=journal,
@@ -161,8 +178,14 @@ async def _run(simulation: Simulation, observers: Sequence[Observer], disk: Simu
         canary=[as_int32(prompt(0, CANARY_TOKENS))],
     )
     laws = [resumed_laws(config, stored)] if simulation.is_checked and stored is not None else []
+    adapted = simulation.adapt(ports)
     orchestrator = Orchestrator(
-        config, simulation.adapt(ports), facts, observers=(*laws, *observers), staleness=simulation.staleness
+        config,
+        adapted,
+        facts,
+        observers=(*laws, *observers),
+        watch=simulation.watch(),
+        staleness=simulation.staleness,
     )
     summary = await orchestrator.run()
     if stored is not None:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from headrace.errors import EnvironmentFault, Outcome
-from headrace.ports import Handle
+from headrace.ports import UNKNOWN_INCARNATION, Handle
 from headrace.records.action import Action, EffectClass
 from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease, Metering, Receipt
 from headrace.records.harness import ToolSchema
@@ -75,6 +75,7 @@ class SimulatedEnvironment:
         effect: EffectClass = EffectClass.PURE,
         num_slots: int | None = None,
         worker: str = "environment",
+        effects: collections.Counter[ActionId] | None = None,
     ) -> None:
         """An executor without any environment.
 
@@ -83,8 +84,9 @@ class SimulatedEnvironment:
             effect: what its actions do to the world.
             num_slots: actions that run at the same time; None has no bound.
             worker: its name.
+            effects: where the world outside counts; one of its own by default.
         """
-        self.effects: collections.Counter[ActionId] = collections.Counter()
+        self.effects: collections.Counter[ActionId] = collections.Counter() if effects is None else effects
         self.effect = effect
         self.version = content_version("simulated environment", effect.value)
         self.tools: tuple[ToolSchema, ...] = (TOOL,)
@@ -235,7 +237,7 @@ class SimulatedEnvironment:
 
     async def close(self, handle: Handle) -> None:
         world = self._worlds.get(handle.episode)
-        if world is not None and world.incarnation == handle.incarnation:
+        if world is not None and handle.incarnation in (world.incarnation, UNKNOWN_INCARNATION):
             del self._worlds[handle.episode]
             self._revisions.pop(handle.episode, None)
 

@@ -10,6 +10,9 @@ lets the plan act on every asynchronous call. The wrapped port may be simulated 
 | delay | the call runs to its end | its answer `delay_s` later, or LOST at the deadline |
 | crash | the worker crashes `delay_s` after the call began | LOST, or REJECTED where the crashed worker says so |
 | duplicate | the call is delivered twice, one after the other | one answer; of a grader, both |
+| kill | the control process dies as the call begins, or `delay_s` into it | nobody is left to see anything |
+| kill_after | the call runs to its end, then the control process dies | the same |
+| stop | the control process is told to end (SIGTERM) as the call begins | the call runs, cancelled |
 
 Invariant: a fault fires at most `times` times, and each firing is recorded.
 """
@@ -18,7 +21,7 @@ import asyncio
 import dataclasses
 import enum
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from headrace.config import Section
 from headrace.errors import BoundaryError, Outcome
@@ -35,19 +38,27 @@ class FaultKind(enum.Enum):
     DELAY = "delay"
     CRASH = "crash"
     DUPLICATE = "duplicate"
+    KILL = "kill"
+    KILL_AFTER = "kill_after"
+    STOP = "stop"
+
+
+ENDINGS = frozenset({FaultKind.KILL, FaultKind.KILL_AFTER, FaultKind.STOP})
+"""Faults of the control process itself; they may hit calls that have no outcome to lose."""
 
 
 class Fault(Section, frozen=True):
     """One fault.
 
     Attributes:
-        worker: name of the wrapped port: `inference`, `environment`, `grader`, `trainer` unless named otherwise.
+        worker: name of the wrapped port: `inference`, `environment`, `grader`, `trainer` unless named otherwise, `tasks`,
+            and `journal`, whose methods are `commit` and the kinds of events that a commit makes durable.
         kind: what goes wrong.
         method: which method of the port; empty is any.
         call: the n-th matching call, from 1; 0 is any.
         at_s: only calls that begin at or after this time.
         times: how often it fires.
-        delay_s: seconds, for `delay` and `crash`.
+        delay_s: seconds, for `delay`, `crash` and `kill`.
     """
 
     worker: str
@@ -71,6 +82,42 @@ class FaultPlan(Section, frozen=True):
     faults: tuple[Fault, ...] = ()
 
 
+class ProcessKilled(SystemExit):
+    """The control process is gone. No handler of the loop or of a task sees it, as none sees a real kill -9."""
+
+
+class ControlProcess:
+    """The life of one simulated control process.
+
+    Attributes:
+        is_dead: whether it was killed; nothing that it asks for happens from then on.
+        main: its main task, which `stop` cancels.
+    """
+
+    def __init__(self) -> None:
+        self.is_dead = False
+        self.main: asyncio.Task[object] | None = None
+
+    def kill(self) -> NoReturn:
+        """Ends the process in the middle of what it does. Raises ProcessKilled, out of the event loop."""
+        self.is_dead = True
+        raise ProcessKilled("the control process was killed by the fault plan")
+
+    def kill_later(self, delay_s: float) -> None:
+        """Kills the process after some time, unless something else did before."""
+
+        def kill_if_alive() -> None:
+            if not self.is_dead:
+                self.kill()
+
+        asyncio.get_running_loop().call_later(delay_s, kill_if_alive)
+
+    def stop(self) -> None:
+        """What SIGTERM does: the main task is cancelled."""
+        if self.main is not None:
+            self.main.cancel()
+
+
 @dataclasses.dataclass(frozen=True)
 class Firing:
     """A fault that fired.
@@ -89,27 +136,37 @@ class Firing:
 
 
 class FaultInjector:
-    """The state of a plan over one run; shared by all wrapped ports.
+    """The state of a plan over one run, all its processes included; shared by all wrapped ports.
 
     Attributes:
+        process: the control process of the moment; each process of the run begins by putting itself here.
         fired: every firing, in order.
         calls: number of calls so far by (worker, method): the space in which a sweep chooses `call`.
     """
 
     def __init__(self, plan: FaultPlan) -> None:
+        self.process = ControlProcess()
         self.fired: list[Firing] = []
         self.calls: dict[tuple[str, str], int] = {}
         self._left = [fault.times for fault in plan.faults]
         self._seen = [0] * len(plan.faults)
         self._plan = plan
 
-    def take(self, worker: str, method: str) -> Fault | None:
-        """The fault that acts on this call, which is counted."""
+    def take(self, worker: str, method: str, only: frozenset[FaultKind] | None = None) -> Fault | None:
+        """The fault that acts on this call, which is counted.
+
+        Args:
+            worker: the wrapped port.
+            method: what is called.
+            only: kinds that can act on it; None is all.
+        """
         now_s = asyncio.get_running_loop().time()
         number = self.calls[worker, method] = self.calls.get((worker, method), 0) + 1
         chosen: int | None = None
         for index, fault in enumerate(self._plan.faults):
             if fault.worker != worker or fault.method not in ("", method) or now_s < fault.at_s:
+                continue
+            if only is not None and fault.kind not in only:
                 continue
             self._seen[index] += 1
             # From the n-th on, so that `times` faults hit consecutive calls.
@@ -156,12 +213,36 @@ class Interposed(Generic[P]):
         """
         self.inner = inner
         self._injector = injector
+        self._process = injector.process
         self._worker = worker or self.worker
         self._crash = crash or getattr(inner, "crash", None)
 
-    def take(self, method: str) -> Fault | None:
-        """The fault that acts on this call."""
-        return self._injector.take(self._worker, method)
+    def take(self, method: str, only: frozenset[FaultKind] | None = None) -> Fault | None:
+        """The fault that acts on this call. Raises what a dead process gets, which is nothing that it can use."""
+        if self.is_dead:
+            raise self.error(f"{self._worker}.{method}: the process that asks is dead", Outcome.LOST)
+        return self._injector.take(self._worker, method, only)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process that asks is dead."""
+        return self._process.is_dead
+
+    def end_before(self, fault: Fault | None) -> None:
+        """Kills or stops the process, when the fault does that as a call begins."""
+        if fault is None:
+            return
+        if fault.kind is FaultKind.STOP:
+            self._process.stop()
+        elif fault.kind is FaultKind.KILL and fault.delay_s > 0.0:
+            self._process.kill_later(fault.delay_s)
+        elif fault.kind is FaultKind.KILL:
+            self._process.kill()
+
+    def end_after(self, fault: Fault | None) -> None:
+        """Kills the process, when the fault does that as a call ends."""
+        if fault is not None and fault.kind is FaultKind.KILL_AFTER:
+            self._process.kill()
 
     def lost(self, fault: Fault, method: str, outcome: Outcome = Outcome.LOST) -> BoundaryError:
         """What the caller sees of a fault."""
@@ -177,9 +258,12 @@ class Interposed(Generic[P]):
     ) -> Sequence[T]:
         """The one answer, or the two of a call that is delivered twice."""
         fault = self.take(method)
+        self.end_before(fault)
         match fault.kind if fault is not None else None:
-            case None:
-                return [await inner()]
+            case None | FaultKind.KILL | FaultKind.KILL_AFTER | FaultKind.STOP:
+                answer = await inner()
+                self.end_after(fault)
+                return [answer]
             case FaultKind.REJECT:
                 assert fault is not None
                 raise self.lost(fault, method, Outcome.REJECTED)

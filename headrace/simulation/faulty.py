@@ -1,10 +1,10 @@
-"""The four ports that do work, each with a fault plan before it."""
+"""The ports that do work, and the source of tasks, each with a fault plan before it."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
 from headrace.errors import EnvironmentFault, GraderError, InferenceError, Outcome, TrainerError
-from headrace.ports import Environment, Grader, Handle, Inference, Trainer, TurnTiming
+from headrace.ports import Environment, Grader, Handle, Inference, TaskSource, Trainer, TurnTiming
 from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.batch import BatchPlan, BatchRow
@@ -17,7 +17,23 @@ from headrace.records.task import Task
 from headrace.records.terminal import Terminal
 from headrace.records.update import Activation, CanaryScore, RowScore, UpdateResult
 from headrace.records.verdict import Submission, Verdict
-from headrace.simulation.faults import FaultKind, Interposed
+from headrace.simulation.faults import ENDINGS, FaultKind, Interposed
+
+
+class FaultyTasks(Interposed[TaskSource]):
+    """`TaskSource` with faults of the process that draws; drawing itself fails never."""
+
+    worker = "tasks"
+
+    def next(self) -> Task | None:
+        fault = self.take("next", ENDINGS)
+        self.end_before(fault)
+        task = self.inner.next()
+        self.end_after(fault)
+        return task
+
+    def held_out(self) -> Sequence[Task]:
+        return self.inner.held_out()
 
 
 class FaultyInference(Interposed[Inference]):
@@ -28,9 +44,11 @@ class FaultyInference(Interposed[Inference]):
 
     async def generate(self, request: GenerateRequest, timeout_s: float) -> AsyncIterator[TokenSegment | TurnTiming]:
         fault = self.take("generate")
-        if fault is None:
+        self.end_before(fault)
+        if fault is None or fault.kind in ENDINGS:
             async for item in self.inner.generate(request, timeout_s):
                 yield item
+            self.end_after(fault)
             return
         if fault.kind is FaultKind.REJECT:
             raise self.lost(fault, "generate", Outcome.REJECTED)
@@ -106,7 +124,12 @@ class FaultyEnvironment(Interposed[Environment]):
 
     async def close(self, handle: Handle) -> None:
         # Closing has no outcome to lose: it may be repeated, and whoever closes does not ask what came of it.
+        if self.is_dead:
+            return
+        fault = self.take("close", ENDINGS)
+        self.end_before(fault)
         await self.inner.close(handle)
+        self.end_after(fault)
 
 
 class FaultyGrader(Interposed[Grader]):

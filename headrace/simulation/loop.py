@@ -263,11 +263,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """
         self._max_ns = self._now_ns + round(_WIND_DOWN_S * _NS)
         try:
-            leftovers = self.unfinished_tasks()
-            for task in leftovers:
-                task.cancel()
-            if leftovers:
-                results = self.run_until_complete(asyncio.gather(*leftovers, return_exceptions=True))
+            while leftovers := self.unfinished_tasks():
+                for task in leftovers:
+                    task.cancel()
+                gathered = asyncio.gather(*leftovers, return_exceptions=True)
+                try:
+                    results = self.run_until_complete(gathered)
+                except (SystemExit, KeyboardInterrupt):
+                    continue  # one of them ended with it, which leaves the loop at once; the others are still to end
                 errors = [error for error in results if isinstance(error, BaseException)]
                 self._unhandled += [error for error in errors if not isinstance(error, asyncio.CancelledError)]
             self.run_until_complete(self.shutdown_asyncgens())

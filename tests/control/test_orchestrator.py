@@ -22,6 +22,7 @@ from headrace.errors import ConfigError, HeadraceError, InferenceError, TrainerE
 from headrace.records.batch import BatchPlanned, GroupAdmitted, GroupClosed, GroupRejected
 from headrace.records.evaluation import EvaluationCompleted
 from headrace.records.run import RunEnded
+from headrace.records.segment import TurnGenerated
 from headrace.records.task import SourceExhausted, TaskDrawn
 from headrace.records.trajectory import TranscriptSealed
 from headrace.records.update import CanaryChecked, WeightsActivated, WeightsCommitted
@@ -128,8 +129,19 @@ def test_evaluation_is_pinned_takes_no_ordinal_and_outlives_a_swap() -> None:
     assert [e.key for e in result.events if isinstance(e.payload, TaskDrawn)] == [f"train.{n}" for n in range(16)]
 
 
-def test_a_lost_turn_is_an_infrastructure_failure_and_a_new_attempt_not_a_zero() -> None:
-    adapt, injected = with_faults(Fault(worker="inference", kind=FaultKind.LOSE, method="generate", call=3))
+def test_a_lost_turn_is_asked_for_again_and_comes_out_as_it_was() -> None:
+    adapt, injected = with_faults(Fault(worker="inference", kind=FaultKind.LOSE, method="generate", call=3, times=4))
+    result, whole = (
+        run(MODES["sync"], of=faultless(), adapt=given, updates=1) for given in (adapt, lambda ports: ports)
+    )
+    assert injected[0].is_spent
+    turns = [{turn.episode: turn.segments for turn in payloads(each, TurnGenerated)} for each in (result, whole)]
+    assert turns[0] == turns[1]
+    assert kinds(result.events)["turn_generated"] == kinds(whole.events)["turn_generated"]
+
+
+def test_a_refused_turn_is_an_infrastructure_failure_and_a_new_attempt_not_a_zero() -> None:
+    adapt, injected = with_faults(Fault(worker="inference", kind=FaultKind.REJECT, method="generate", call=3))
     result = run(MODES["sync"], of=faultless(), adapt=adapt, updates=1)
     assert injected[0].is_spent
     failed = [e for e in result.events if isinstance(e.payload, TranscriptSealed) and "infra" in e.payload.terminal]
