@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -198,9 +198,9 @@ class Child:
         finally:
             self._forget(call_id)
 
-    async def wait_lost(self) -> str:
-        """Why the child is gone, once it is."""
-        return await asyncio.shield(self._lost)
+    def wait_lost(self) -> Awaitable[str]:
+        """Why the child is gone, once it is. Nobody has to await it."""
+        return asyncio.shield(self._lost)
 
     async def close(self, grace_s: float = 2.0) -> None:
         """Closes the channel, waits for the exit, kills what is left, reaps. Safe to call twice."""

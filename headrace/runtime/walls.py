@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import headrace
-from headrace.environments.sandbox.launch import find_bubblewrap
+from headrace.processes.bubblewrap import find_bubblewrap
 
 PACKAGE = Path(headrace.__file__).resolve().parent
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")

@@ -16,10 +16,10 @@ from grader_case import value_of
 from sandbox_case import descendants
 
 from headrace.config import GraderSection
-from headrace.environments.sandbox.launch import find_bubblewrap
 from headrace.environments.sandbox.options import Isolation
 from headrace.errors import ConfigError
 from headrace.graders import ChildGrader
+from headrace.processes.bubblewrap import find_bubblewrap
 from headrace.processes.frames import Frame, Kind, encode_frame
 from headrace.records.batch import BatchPlanned
 from headrace.records.events import Event

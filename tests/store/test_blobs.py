@@ -34,7 +34,7 @@ class FaultyDisk(UnsyncedDisk):
     def write(self, path: Path, data: bytes) -> None:
         try:
             self._step()
-        except Exception:
+        except (OSError, Crash):
             path.write_bytes(data[: len(data) // 2])
             raise
         super().write(path, data)

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from headrace.environments.sandbox.artifact import ArtifactRefused, checked_artifact
-from headrace.environments.sandbox.launch import bubblewrap_version
 from headrace.environments.sandbox.meters import MeterFactory, Usage
 from headrace.environments.sandbox.options import Isolation, SandboxOptions
 from headrace.environments.sandbox.pool import SandboxPool
@@ -26,6 +25,7 @@ from headrace.environments.sessions import Judge, Session, SessionEnvironment, c
 from headrace.environments.tools import CALCULATOR, PYTHON, SCHEMAS, BadArguments, calculator_expression, python_code
 from headrace.errors import EnvironmentFault, Outcome, ProcessError
 from headrace.ports import Handle
+from headrace.processes.bubblewrap import bubblewrap_version
 from headrace.records.action import Action, EffectClass
 from headrace.records.execution import ExecutionStatus, Lease, Metering, Receipt
 from headrace.records.harness import ToolSchema

