@@ -9,7 +9,7 @@ from headrace.checkers.consumption import Consumption
 from headrace.checkers.coverage import check_coverage
 from headrace.checkers.effects import check_effects
 from headrace.checkers.groups import GroupShape
-from headrace.checkers.law import Bounds, Checker, Read, Violation, bounds_of
+from headrace.checkers.law import Bounds, Checker, Violation, bounds_of
 from headrace.checkers.leases import SingleOwner
 from headrace.checkers.liveness import check_liveness
 from headrace.checkers.log import LawChecker, check_log
@@ -21,6 +21,7 @@ from headrace.checkers.tasks import TaskConservation
 from headrace.checkers.tokens import TokenAccount, TokenLedger
 from headrace.checkers.verdicts import Rewards
 from headrace.checkers.versions import Versions
+from headrace.records.provenance import Read
 
 __all__ = [
     "ActionOrder",

@@ -4,10 +4,11 @@ Rows stand in the order (ordinal, member, path), never in that of arrival. Witho
 statements are compared.
 """
 
-from headrace.checkers.law import Bounds, Read, Violation, read_record
+from headrace.checkers.law import Bounds, Violation
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchSelected
 from headrace.records.events import Event
 from headrace.records.ids import Address, GroupId
+from headrace.records.provenance import Read, read_record
 
 
 class Consumption:

@@ -3,10 +3,11 @@
 Rows of a plan are members of closed groups: none is trained before its whole group has reached its last state.
 """
 
-from headrace.checkers.law import Bounds, Read, Violation, read_record
+from headrace.checkers.law import Bounds, Violation
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow, GroupAdmitted, GroupClosed, MemberResult
 from headrace.records.events import Event
 from headrace.records.ids import Address, EpisodeId, GroupId, Purpose
+from headrace.records.provenance import Read, read_record
 from headrace.records.trajectory import TranscriptSealed
 
 

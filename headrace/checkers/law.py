@@ -1,20 +1,12 @@
 """What a checker is, what it reports, and the bounds that the run promised."""
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
 from headrace.config import Config
-from headrace.errors import IntegrityError
 from headrace.records.events import Event
-from headrace.records.ids import Address
 from headrace.records.reward import RewardRule
-
-Read = Callable[[Address], bytes]
-"""Bytes of a sealed row; raises KeyError when there is none."""
-
-T = TypeVar("T")
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -70,19 +62,6 @@ class Checker(Protocol):
     def observe(self, event: Event) -> list[Violation]:
         """What this event broke; empty when all is well."""
         ...
-
-
-def read_record(read: Read, address: Address, kind: type[T]) -> T:
-    """The record of a sealed row.
-
-    Raises:
-        KeyError: when there is no such row.
-        IntegrityError: when the bytes are no record of that kind.
-    """
-    try:
-        return msgspec.msgpack.decode(read(address), type=kind)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise IntegrityError(f"row {address} is no {kind.__name__}: {error}") from error
 
 
 def bounds_of(config: Config) -> Bounds:

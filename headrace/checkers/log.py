@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from headrace.checkers.actions import ActionOrder
 from headrace.checkers.consumption import Consumption
 from headrace.checkers.groups import GroupShape
-from headrace.checkers.law import UNBOUNDED, Bounds, Checker, Read, Violation
+from headrace.checkers.law import UNBOUNDED, Bounds, Checker, Violation
 from headrace.checkers.leases import SingleOwner
 from headrace.checkers.sealing import Sealing
 from headrace.checkers.slots import Slots
@@ -14,6 +14,7 @@ from headrace.checkers.tokens import TokenAccount, TokenLedger
 from headrace.checkers.verdicts import Rewards
 from headrace.checkers.versions import Versions
 from headrace.records.events import Event, OrdinalState
+from headrace.records.provenance import Read
 
 
 class LawChecker:

@@ -1,6 +1,6 @@
 """C10, sealing: an episode is sealed once, nothing happens in it afterwards, and the transcript says what the event says."""
 
-from headrace.checkers.law import Read, Violation, read_record
+from headrace.checkers.law import Violation
 from headrace.checkers.leases import claimed_episode
 from headrace.errors import IntegrityError
 from headrace.records.action import ActionCommitted, ActionIntended
@@ -8,6 +8,7 @@ from headrace.records.events import Event
 from headrace.records.execution import EpisodeClaimed
 from headrace.records.ids import Address, EpisodeId
 from headrace.records.observation import ActionObserved
+from headrace.records.provenance import Read, read_record
 from headrace.records.segment import TurnGenerated
 from headrace.records.terminal import terminal_name
 from headrace.records.trajectory import EpisodeStarted, Transcript, TranscriptSealed

@@ -5,11 +5,12 @@ the count that an admission carries is compared with a recount. A bump takes a w
 its last activation: until the next batch is selected, the groups that it consumed may be counted either way.
 """
 
-from headrace.checkers.law import Bounds, Read, Violation, read_record
+from headrace.checkers.law import Bounds, Violation
 from headrace.checkers.tasks import Bumps
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchSelected, GroupAdmitted, GroupRejected
 from headrace.records.events import Event
 from headrace.records.ids import Address, GroupId, Purpose
+from headrace.records.provenance import Read, read_record
 from headrace.records.trajectory import TranscriptSealed
 
 

@@ -11,11 +11,12 @@ from collections import Counter
 
 import msgspec
 
-from headrace.checkers.law import Read, Violation, read_record
+from headrace.checkers.law import Violation
 from headrace.checkers.tasks import Bumps
 from headrace.records.batch import BatchPlan, BatchPlanned, GroupRejected
 from headrace.records.events import Event, OrdinalState
 from headrace.records.ids import Address, EpisodeId, GroupId, Purpose
+from headrace.records.provenance import Read, read_record
 from headrace.records.segment import TurnGenerated
 from headrace.records.trajectory import TranscriptSealed
 

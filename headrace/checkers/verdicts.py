@@ -6,11 +6,12 @@ is final: a different one afterwards is a dispute. What an infrastructure failur
 
 import math
 
-from headrace.checkers.law import Bounds, Read, Violation, read_record
+from headrace.checkers.law import Bounds, Violation
 from headrace.errors import IntegrityError
 from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed, MemberResult
 from headrace.records.events import Event
 from headrace.records.ids import Address, GroupId
+from headrace.records.provenance import Read, read_record
 from headrace.records.reward import RewardRule, reward_of
 from headrace.records.trajectory import TranscriptSealed
 from headrace.records.verdict import Scored, Verdict, VerdictDisputed, VerdictSealed

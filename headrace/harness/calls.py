@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import fastjsonschema
 import msgspec
 
+from headrace.config import Section
 from headrace.errors import ConfigError
 from headrace.records.harness import ParsedCall, ToolSchema
 
@@ -28,6 +29,23 @@ _OPENING = re.compile(r"[\[{]")
 _BRACKET = re.compile(r"[\[\]{}]")
 _REMOTE_SCHEMES: tuple[str, ...] = ("", "file", "ftp", "http", "https")
 _CANONICAL = msgspec.json.Encoder(order="sorted")
+
+
+class CallLimits(Section, frozen=True):
+    """What any harness allows of the calls of one turn.
+
+    Attributes:
+        max_calls: calls in one turn; more are a malformed turn.
+        max_call_chars: length of the JSON of one call, in characters.
+    """
+
+    max_calls: int = 4
+    max_call_chars: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("max_calls", "max_call_chars"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"harness.{name} is {getattr(self, name)}; it must be at least 1")
 
 
 class MalformedCall(ValueError):

@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.config import Section, decode_options
+from headrace.config import decode_options
 from headrace.errors import ConfigError
-from headrace.harness.calls import CallReader, MalformedCall
+from headrace.harness.calls import CallLimits, CallReader, MalformedCall
 from headrace.harness.checks import check_transcript
 from headrace.harness.codec import TextCodec
 from headrace.harness.observations import ObservationEncoder
@@ -51,25 +51,16 @@ _CACHED_BYTES = 512
 _CACHE_ENTRIES = 4096
 
 
-class ChatMLOptions(Section, frozen=True):
+class ChatMLOptions(CallLimits, frozen=True):
     """Options of the `chatml` harness.
 
     Attributes:
         system_prompt: text of the system turn.
         show_tools: whether the system turn also describes the tools.
-        max_calls: calls in one turn; more are a malformed turn.
-        max_call_chars: length of the JSON of one call, in characters.
     """
 
     system_prompt: str = "Use the calculator."
     show_tools: bool = False
-    max_calls: int = 4
-    max_call_chars: int = 4096
-
-    def __post_init__(self) -> None:
-        for name in ("max_calls", "max_call_chars"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"harness.{name} is {getattr(self, name)}; it must be at least 1")
 
 
 class ChatMLHarness:

@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.config import Section
 from headrace.errors import ConfigError
-from headrace.harness.calls import CallReader
+from headrace.harness.calls import CallLimits, CallReader
 from headrace.harness.checks import check_transcript
 from headrace.harness.codec import TextCodec
 from headrace.harness.families import HOLES, FamilyTokenizer, Message, Spec, open_renderer
@@ -49,7 +48,7 @@ _SOURCES = (
 )
 
 
-class RenderersOptions(Section, frozen=True):
+class RenderersOptions(CallLimits, frozen=True, kw_only=True):
     """Options of the `renderers` harness.
 
     Attributes:
@@ -59,8 +58,6 @@ class RenderersOptions(Section, frozen=True):
         system_prompt: text of the system turn; empty leaves it to the template.
         output_role: role of the message that shows a tool's output.
         objection_role: role of the message that tells the policy that its turn could not be read.
-        max_calls: calls in one turn; more are a malformed turn.
-        max_call_chars: length of the JSON of one call, in characters.
     """
 
     family: str
@@ -68,13 +65,6 @@ class RenderersOptions(Section, frozen=True):
     system_prompt: str = ""
     output_role: Role = "tool"
     objection_role: Role = "tool"
-    max_calls: int = 4
-    max_call_chars: int = 4096
-
-    def __post_init__(self) -> None:
-        for name in ("max_calls", "max_call_chars"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"harness.{name} is {getattr(self, name)}; it must be at least 1")
 
 
 class RenderedHarness:

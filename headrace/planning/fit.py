@@ -19,6 +19,7 @@ from headrace.planning.outcome import Outcome, OutcomeFold, steady_from
 from headrace.records.batch import BatchSelected, GroupClosed
 from headrace.records.events import Event
 from headrace.records.ids import EpisodeId, Purpose
+from headrace.records.provenance import Read, read_record
 from headrace.records.run import RunStarted
 from headrace.records.segment import Origin, TokenSegment, TurnGenerated
 from headrace.records.task import TaskDrawn
@@ -32,7 +33,6 @@ from headrace.records.update import (
     WeightsPrepared,
 )
 from headrace.records.verdict import VerdictSealed
-from headrace.reporting.folds.index import Read, read_record
 from headrace.simulation.costs import EngineCost, TrainerCost
 from headrace.simulation.laws import Constant, Law, Quantiles, score_of
 from headrace.simulation.scenario import Scenario

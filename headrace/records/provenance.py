@@ -5,12 +5,17 @@ the verdict.
 """
 
 import hashlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from headrace.errors import IntegrityError
 from headrace.records.ids import Address, PolicyId
+
+T = TypeVar("T")
+Read = Callable[[Address], bytes]
+"""Bytes of a sealed row; raises KeyError when there is none."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -40,6 +45,19 @@ def check_address(expected: Address, data: bytes, what: str) -> None:
     actual = address_of(data)
     if actual != expected:
         raise IntegrityError(f"{what}: bytes hash to {actual}, the address says {expected}; the copy is damaged")
+
+
+def read_record(read: Read, address: Address, kind: type[T]) -> T:
+    """The record of a sealed row.
+
+    Raises:
+        KeyError: when there is no such row.
+        IntegrityError: when the bytes are no record of that kind.
+    """
+    try:
+        return msgspec.msgpack.decode(read(address), type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise IntegrityError(f"row {address} is no {kind.__name__}: {error}") from error
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, gc=False, array_like=True):

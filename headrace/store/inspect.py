@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.errors import IntegrityError
 from headrace.records.action import Action, ActionCommitted, ActionIntended
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow, GroupClosed, GroupRejected, MemberResult
 from headrace.records.execution import EpisodeClaimed
 from headrace.records.ids import ActionId, Address, EpisodeId, LeaseToken
 from headrace.records.observation import ActionObserved
+from headrace.records.provenance import read_record
 from headrace.records.segment import TurnGenerated
 from headrace.records.task import Task
 from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
@@ -156,7 +156,7 @@ def inspect_episode(reader: JournalReader, episode: EpisodeId) -> EpisodeView:
     task = started.task if started else sealing.task if sealing else None
     return EpisodeView(
         episode=episode,
-        task=None if task is None else _row(reader, task, Task),
+        task=None if task is None else read_record(reader.read, task, Task),
         pin_version=started.pin_version if started else None,
         started_ns=starts[0].t_ns if starts else None,
         claims=tuple(event.payload.token for event in claims if isinstance(event.payload, EpisodeClaimed)),
@@ -165,8 +165,8 @@ def inspect_episode(reader: JournalReader, episode: EpisodeId) -> EpisodeView:
         sealed_ns=sealings[0].t_ns if sealing else None,
         terminal=sealing.terminal if sealing else None,
         transcript_address=sealing.transcript if sealing else None,
-        transcript=_row(reader, sealing.transcript, Transcript) if sealing else None,
-        side=_row(reader, sealing.side, SideRecord) if sealing else None,
+        transcript=read_record(reader.read, sealing.transcript, Transcript) if sealing else None,
+        side=read_record(reader.read, sealing.side, SideRecord) if sealing else None,
         verdicts=_verdicts(reader, sealing.transcript) if sealing else (),
         disputes=_disputes(reader, sealing.transcript, sealings[0].seq) if sealing else (),
         member=member,
@@ -211,7 +211,7 @@ def _verdicts(reader: JournalReader, transcript: Address) -> tuple[VerdictView, 
     for event in reader.events_of_kind(_tag(VerdictSealed)):
         sealed = event.payload
         if isinstance(sealed, VerdictSealed) and sealed.transcript == transcript:
-            verdict = _row(reader, sealed.verdict, Verdict)
+            verdict = read_record(reader.read, sealed.verdict, Verdict)
             found.append(VerdictView(event.seq, sealed.verdict, sealed.try_number, verdict))
     return tuple(found)
 
@@ -240,20 +240,13 @@ def _uses(reader: JournalReader, episode: EpisodeId, transcript: Address) -> tup
         planned = event.payload
         if not isinstance(planned, BatchPlanned) or episode.group not in planned.groups:
             continue
-        plan = _row(reader, planned.plan, BatchPlan)
+        plan = read_record(reader.read, planned.plan, BatchPlan)
         uses += [
             TrainingUse(event.seq, plan.update, plan.base_version, row)
             for row in plan.rows
             if row.transcript == transcript
         ]
     return tuple(uses)
-
-
-def _row(reader: JournalReader, address: Address, kind: type[T]) -> T:
-    try:
-        return msgspec.msgpack.decode(reader.read(address), type=kind)
-    except msgspec.DecodeError as error:
-        raise IntegrityError(f"row {address} is no {kind.__name__}: {error}") from error
 
 
 def _tag(kind: type[msgspec.Struct]) -> str:

@@ -5,13 +5,10 @@ Invariant: a field is None until an event or a sealed row said it; nothing is in
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
-
-import msgspec
+from collections.abc import Iterable
+from typing import Protocol
 
 from headrace.config import Config
-from headrace.errors import IntegrityError
 from headrace.records.batch import (
     BatchPlan,
     BatchPlanned,
@@ -25,6 +22,7 @@ from headrace.records.batch import (
 from headrace.records.events import Event
 from headrace.records.execution import ExecutionStatus
 from headrace.records.ids import Address, EpisodeId, GroupId, PolicyRef
+from headrace.records.provenance import Read, read_record
 from headrace.records.reward import RewardRule, reward_of
 from headrace.records.run import RunEnded, RunStarted
 from headrace.records.segment import Origin
@@ -43,13 +41,8 @@ from headrace.records.update import (
 )
 from headrace.records.verdict import Scored, Unscored, UnscoredCause, Verdict, VerdictSealed
 
-Read = Callable[[Address], bytes]
-"""Bytes of a sealed row; raises KeyError when there is none."""
-
 END_OF_RUN = "run ended"
 """Reason under which the control plane closes whatever is open at the end: no rule rejected it."""
-
-T = TypeVar("T")
 
 
 class Fold(Protocol):
@@ -66,19 +59,6 @@ def fold(events: Iterable[Event], folds: Iterable[Fold]) -> None:
     for event in events:
         for item in chosen:
             item.observe(event)
-
-
-def read_record(read: Read, address: Address, kind: type[T]) -> T:
-    """The record of a sealed row.
-
-    Raises:
-        KeyError: when there is no such row.
-        IntegrityError: when the bytes are no record of that kind.
-    """
-    try:
-        return msgspec.msgpack.decode(read(address), type=kind)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise IntegrityError(f"row {address} is no {kind.__name__}: {error}") from error
 
 
 @dataclasses.dataclass
