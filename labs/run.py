@@ -21,7 +21,7 @@ STATEMENT = (
 )
 _LEGEND = """\
 steady/ks  groups trained per 1000 simulated seconds, last two thirds  lag    updates between a group's oldest token and its
-bound      share of the fluid bound that keeps all tasks                      gradient, mean/largest
+bound      share of the fluid bound that keeps all tasks; *: not stationary   gradient, mean/largest
 idle       share of time in which the trainer had nothing to do        wait   part of the lag after the group's last token
 token lag  the lag of every trained segment, token-weighted; p95       waste  slot time whose tokens did not train"""
 _SETTLED_UPDATES = 100

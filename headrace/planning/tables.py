@@ -79,7 +79,7 @@ def text_table(cells: Sequence[Measured]) -> str:
         wait = f"{lags.wait_mean:.1f}/{lags.wait_max}"
         lines.append(
             f"{_label(cell):<{width}}{outcome.makespan_s:>9.0f}{outcome.completed_groups:>6}{outcome.accepted_groups:>8}"
-            f"{outcome.steady_groups_per_ks:>10.1f}{cell.fluid_fraction:>7.0%}{outcome.steady_trainer_idle:>6.0%}"
+            f"{outcome.steady_groups_per_ks:>10.1f}{_bound_share(cell):>7}{outcome.steady_trainer_idle:>6.0%}"
             f"{lag:>9}{lags.token_mean:>10.2f}{lags.token_p95:>5}{wait:>8}{waste:>7}  {strata}"
         )
     return "\n".join(lines)
@@ -107,6 +107,12 @@ def losses(cells: Sequence[Measured]) -> list[str]:
         f"{slow.outcome.makespan_s / fast.outcome.makespan_s - 1:+.0%} of the synchronous time"
         for fast, slow in zip(chosen[::2], chosen[1::2], strict=True)
     ]
+
+
+def _bound_share(cell: Measured) -> str:
+    """Share of the fluid bound; more than all of it is no pace that lasts, and is marked."""
+    share = f"{cell.fluid_fraction:.0%}"
+    return f"{share}*" if cell.fluid_fraction > 1.0 else share
 
 
 def _label(cell: Measured) -> str:

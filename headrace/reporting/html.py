@@ -33,6 +33,7 @@ def render_page(report: RunReport) -> str:
         *_part("learning", "Learning", drawn, (parts["held-out"], parts["information"])),
         *_part("flow", "Flow over time", drawn, (parts["flow"], parts["stages"])),
         *_workers(report, parts["workers"]),
+        *_part("recovery", "Checkpoints and resumes", (), (parts["recovery"],)),
         *_limits(report, (parts["limits"], parts["claims"])),
         *_part("funnel", "Funnel and strata", (), (parts["funnel"], parts["strata"])),
         *_part("trust", "Staleness and trust", drawn, (parts["updates"],)),
@@ -80,7 +81,7 @@ def _header(title: str, report: RunReport) -> Iterator[str]:
     yield f"<header><h1>{as_html(title)}</h1>"
     for line in headline(report):
         yield f'<p class="soft">{as_html(line)}</p>'
-    links = ("learning", "flow", "workers", "limits", "funnel", "trust", "trainer")
+    links = ("learning", "flow", "workers", "recovery", "limits", "funnel", "trust", "trainer")
     yield "<nav>" + " ".join(f'<a href="#{name}">{name}</a>' for name in links) + "</nav>"
     yield "<noscript><p>The plots need JavaScript; every figure is also in the tables.</p></noscript></header>"
 
@@ -106,19 +107,20 @@ def _cards(report: RunReport) -> Iterator[str]:
     yield _card(
         "trained tokens",
         f"{number(flow.trained_rate)} /s",
-        f"{number(flow.signal_rate)} /s with a signal; {number(flow.generated_rate)} /s sampled",
+        f"{number(flow.signal_rate)} /s with an advantage other than 0; {number(flow.generated_rate)} /s sampled",
     )
-    yield _card("trainer idle", percent(flow.starvation), flow.verdict)
+    yield _card("trainer without work", percent(flow.starvation), flow.verdict)
     yield _card(
         "engine against trainer",
         f"{number(updates.largest_mismatch, 2)} nats",
-        f"largest log-prob difference of a fresh token; lag at most {number(updates.largest_lag)} updates, "
+        f"largest log-prob difference under the same weights; lag at most {number(updates.largest_lag)} updates, "
         f"smallest ESS {number(updates.smallest_ess)}",
     )
     yield _card(
         "environment CPU",
         duration(flow.environment_cpu_s),
-        f"{percent(flow.environment_share)} of the cores; queue age p95 {duration(report.stages.queue_age_p95_s)}",
+        f"{percent(flow.environment_share)} of the cores; 95% of groups wait for the trainer at most "
+        f"{duration(report.stages.queue_age_p95_s)}",
     )
     tasks = funnel.frontier
     yield _card(
@@ -147,7 +149,8 @@ def _part(name: str, title: str, drawn: Sequence[Plot], parts: Sequence[Section]
     if own:
         yield f'<div class="plots{" small" if name == "trainer" else ""}">'
         for plot in own:
-            yield f'<div class="plot"><h3>{as_html(plot.title)}</h3><p class="note">{as_html(plot.note)}</p>'
+            yield f'<div class="plot{" wide" if plot.is_wide else ""}"><h3>{as_html(plot.title)}</h3>'
+            yield f'<p class="note">{as_html(plot.note)}</p>'
             yield f'<div id="plot-{plot.name}"></div></div>'
         yield "</div>"
     for section in parts:

@@ -30,8 +30,8 @@ def learning(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                 "KL k1",
                 "KL k3",
                 "kept",
-                "clipped",
-                "outside",
+                "clip",
+                "out",
                 "dual",
             ),
             tuple(
@@ -51,7 +51,11 @@ def learning(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                 for row in signal.strata
             ),
         )
-        yield "ESS: smallest of an update; k-hat above 0.7: no estimate is usable; kept: tokens that no correction removed."
+        yield (
+            "ESS: smallest of an update, as a share; k-hat: Pareto tail of the weights, above 0.7 no estimate is usable; "
+            "KL: of behaviour to trainer; kept: tokens that no correction removed; clip: where the clipped branch decides; "
+            "out: ratio outside the clip range; dual: where the dual clip decides."
+        )
     if signal.removed:
         yield Grid(
             ("filter", "difficulty", "members"),

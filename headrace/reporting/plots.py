@@ -48,6 +48,8 @@ class Plot(msgspec.Struct, frozen=True):
         bound_name: what the level is.
         y_range: fixed range of y, if it has one.
         note: how to read it.
+        is_count: whether y counts things, so that ticks are whole numbers.
+        is_wide: whether it takes a row of the page.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Plot(msgspec.Struct, frozen=True):
     bound_name: str = ""
     y_range: tuple[float, float] | None = None
     note: str = ""
+    is_count: bool = False
+    is_wide: bool = False
 
 
 def plots(report: RunReport) -> tuple[Plot, ...]:
@@ -128,29 +132,38 @@ def _of_name(table: dict[int, dict[str, float]], name: str) -> Callable[[UpdateF
 def _flow(report: RunReport) -> list[Plot]:
     flow, stages, limits, workers = report.flow, report.stages, report.limits, report.workers
     waits = Plot(
-        "waits", "flow", "Waiting time per stage", "s", style="log", note="mean of what left the stage in each bin"
+        "waits",
+        "flow",
+        "Waiting time per stage",
+        "mean wait",
+        style="log",
+        note="logarithmic; mean of what left the stage in each stretch of time, a point where something did",
+        is_wide=True,
     )
     throughput = Plot(
         "throughput",
         "flow",
         "Effective token throughput",
         "tokens/s",
-        note="trained: over the time since the version before; with a signal: advantage not 0",
+        note="trained: over the time since the version before; with a signal: its advantage is not 0",
     )
     cores = Plot(
         "environment-cpu", "flow", "CPU of environments", "cores", note="spread evenly over each episode's life"
     )
-    cut = Plot("limits", "flow", "Timeouts and other limits", "per bin", style="stack", note="the most frequent kinds")
+    note = "reached in each stretch of time; the most frequent kinds"
+    cut = Plot("limits", "flow", "Timeouts and other limits", "count", style="stack", note=note, is_count=True)
     note = "busy while at least one call is out"
     busy = Plot("busy", "flow", "Workers at work", "share of time", y_range=(0.0, 1.0), note=note)
     return [
         _queue_age(report),
-        _over_time(report, Plot("backlog", "flow", "Groups under way", "groups"), (flow.ready, flow.outstanding)),
-        _over_time(report, waits, stages.mean_waits),
+        _over_time(
+            report, Plot("backlog", "flow", "Groups under way", "groups", is_count=True), (flow.ready, flow.outstanding)
+        ),
         _over_time(report, throughput, flow.throughput),
         _over_time(report, cores, (flow.environment_cores,)),
         _over_time(report, cut, limits.over_time[:8]),
         _over_time(report, busy, tuple(worker.busy for worker in workers.workers)),
+        _over_time(report, waits, stages.mean_waits, stages.bins_s),
     ]
 
 
@@ -168,7 +181,8 @@ def _queue_age(report: RunReport) -> Plot:
 
 def _trust(report: RunReport) -> list[Plot]:
     tolerances = [item.canary_tolerance for item in report.updates.updates if item.canary_tolerance is not None]
-    lag = Plot("lag", "trust", "Lag behind the trainer, and span", "updates")
+    note = "span: versions inside one trajectory"
+    lag = Plot("lag", "trust", "Lag behind the trainer, and span", "updates", note=note)
     note = "raw sequence weights; not a proof of unbiasedness"
     weights = Plot("ess", "trust", "Weight concentration", "ESS fraction, mean weight", note=note)
     mismatch = Plot(
@@ -179,7 +193,7 @@ def _trust(report: RunReport) -> list[Plot]:
         style="log",
         bound=min(tolerances, default=None),
         bound_name="canary tolerance",
-        note="largest absolute log-prob difference",
+        note="largest absolute log-prob difference; the canary are fixed sequences",
     )
     return [
         _per_update(
@@ -200,7 +214,7 @@ def _trust(report: RunReport) -> list[Plot]:
             report,
             mismatch,
             {
-                "fresh tokens": lambda item: item.mismatch,
+                "tokens of the newest version": lambda item: item.mismatch,
                 "any trained token": lambda item: item.log_ratio_abs_max,
                 "canary": lambda item: item.canary,
             },
@@ -251,9 +265,9 @@ def _per_update(report: RunReport, plot: Plot, lines: dict[str, Callable[[Update
     )
 
 
-def _over_time(report: RunReport, plot: Plot, lines: Sequence[Series]) -> Plot:
-    """The plot with one value of each line for each bin of the run."""
-    x, x_unit = _time(report, report.flow.bins_s)
+def _over_time(report: RunReport, plot: Plot, lines: Sequence[Series], bins_s: Sequence[float] | None = None) -> Plot:
+    """The plot with one value of each line for each bin, by default those of the flow."""
+    x, x_unit = _time(report, report.flow.bins_s if bins_s is None else bins_s)
     kept = [line for line in lines if any(value is not None for value in line.values)]
     named = tuple(Line(one_line(line.name, 60), tuple(_short(value) for value in line.values)) for line in kept)
     return msgspec.structs.replace(plot, x=x, x_unit=x_unit, lines=named)

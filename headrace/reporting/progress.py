@@ -70,7 +70,14 @@ class _State:
                 "ended": "nothing",
             }[self.stage]
         running = self.episodes - self.sealed
-        return f"ready groups: {running} episodes run, {len(self.acting)} in tools, {len(self.grading)} being graded"
+        return (
+            f"groups to train on: {running} episodes run, {len(self.acting)} in tools, {len(self.grading)} being graded"
+        )
+
+    @property
+    def groups(self) -> str:
+        """Where the groups are that hold a slot."""
+        return f"groups: {len(self.ready)} finished and waiting, {max(0, self.outstanding - len(self.ready))} running"
 
 
 class Progress:
@@ -248,8 +255,8 @@ class Progress:
                 f"update {state.update}/{ABSENT if state.updates is None else state.updates}",
                 f"reward {number(state.reward)}",
                 self._mismatch(),
-                f"lag {number(state.oldest_lag)} (mean {number(state.mean_lag)})",
-                f"groups {len(state.ready)} ready, {state.outstanding} out",
+                f"lag {number(state.oldest_lag)} updates (mean {number(state.mean_lag)})",
+                state.groups,
                 f"{number(self._token_rate())} tokens/s",
                 f"episodes {state.sealed:,}",
                 f"ETA {duration(self._eta_s())}",
@@ -298,11 +305,12 @@ class Progress:
         head.add_row(bar, Text(eta))
         table.add_row("update", head)
         table.add_row(
-            "reward", Text(f"{number(state.reward)}   lag {number(state.oldest_lag)} (mean {number(state.mean_lag)})")
+            "reward",
+            Text(f"{number(state.reward)}   lag {number(state.oldest_lag)} updates (mean {number(state.mean_lag)})"),
         )
         is_high = state.mismatch is not None and state.mismatch > self._bound
         table.add_row("weights", Text(self._mismatch(), style="bold red" if is_high else ""))
-        groups = f"{len(state.ready)} ready, {state.outstanding} out   episodes {state.sealed:,}"
+        groups = f"{state.groups.removeprefix('groups: ')}   {state.sealed:,} episodes done"
         table.add_row("groups", Text(f"{groups}   {number(self._token_rate())} tokens/s"))
         for temperature in sorted(state.held_out):
             done = state.held_out[temperature]

@@ -9,14 +9,16 @@ import msgspec
 
 from headrace.config import Config
 from headrace.records.events import Event
+from headrace.records.provenance import Read
 from headrace.reporting.folds.claims import Claims, claims
 from headrace.reporting.folds.flow import Flow, FlowRates
 from headrace.reporting.folds.funnel import Funnel, StageFunnel
 from headrace.reporting.folds.heldout import HeldOut, HeldOutCurve
-from headrace.reporting.folds.index import Fold, Read, RunIndex
+from headrace.reporting.folds.index import Fold, RunIndex
 from headrace.reporting.folds.information import FlipRates, Information, information
 from headrace.reporting.folds.limits import Limits, limits
 from headrace.reporting.folds.order import Order, order
+from headrace.reporting.folds.recovery import Recovery, RecoveryTimes
 from headrace.reporting.folds.signal import LearningSignal, learning_signal
 from headrace.reporting.folds.stages import Stages, StageTimes
 from headrace.reporting.folds.strata import Strata, strata
@@ -71,6 +73,7 @@ class RunReport(msgspec.Struct, frozen=True):
         flow: rates, backlog, starvation, throughput.
         updates: every update.
         signal: the learning signal by difficulty.
+        recovery: checkpoints and resumes.
         workers: where time went, and copies of weights.
         limits: timeouts and other limits.
         claims: claims against verdicts.
@@ -86,6 +89,7 @@ class RunReport(msgspec.Struct, frozen=True):
     flow: Flow
     updates: Updates
     signal: LearningSignal
+    recovery: Recovery
     workers: Workers
     limits: Limits
     claims: Claims
@@ -106,6 +110,7 @@ class RunFold:
         self._flips = FlipRates(self._index)
         self._stages = StageTimes(self._index)
         self._flow = FlowRates(self._index)
+        self._recovery = RecoveryTimes()
         self._workers = WorkerTimes(self._index)
         self._folds: tuple[Fold, ...] = (
             self._index,
@@ -114,6 +119,7 @@ class RunFold:
             self._flips,
             self._stages,
             self._flow,
+            self._recovery,
             self._workers,
         )
         self._events = 0
@@ -137,6 +143,7 @@ class RunFold:
             flow=self._flow.result(),
             updates=updates(index),
             signal=learning_signal(index),
+            recovery=self._recovery.result(),
             workers=self._workers.result(),
             limits=limits(index),
             claims=claims(index),

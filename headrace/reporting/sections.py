@@ -6,10 +6,12 @@ Invariant: every figure has its unit and an absent one is "–"; all text from t
 from collections.abc import Callable, Iterator
 
 from headrace.reporting.folds.heldout import Round
+from headrace.reporting.folds.strata import StratumFate
 from headrace.reporting.grids import Grid, Section, interval, per_resource, signed, thinned, with_unit
 from headrace.reporting.learning import learning
 from headrace.reporting.plaintext import one_line
 from headrace.reporting.quantities import ABSENT, duration, number, percent, size
+from headrace.reporting.recovery import recoveries
 from headrace.reporting.report import RunReport
 
 _FEW = 12
@@ -26,9 +28,10 @@ def sections(report: RunReport, *, is_full: bool) -> tuple[Section, ...]:
         ("flow", "Flow", _flow),
         ("updates", "Updates", _updates),
         ("signal", "Learning signal", learning),
+        ("recovery", "Checkpoints and resumes", recoveries),
         ("workers", "Where the workers' time went, and copies of weights", _workers),
         ("limits", "Timeouts and other limits", _limits),
-        ("claims", "The environment's claim against the verdict, in episodes", _claims),
+        ("claims", "The environment's claim against the grader's verdict, in episodes", _claims),
     )
     return tuple(Section(name, title, tuple(build(report, is_full))) for name, title, build in builders)
 
@@ -109,7 +112,7 @@ def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     )
     if info.strata:
         yield Grid(
-            ("difficulty", "groups trained", "information", "on offer", "retention", "unknown", "flips", "kappa"),
+            ("difficulty", "groups", "information", "on offer", "retention", "unknown", "flips", "kappa"),
             tuple(
                 (
                     one_line(row.difficulty, 30),
@@ -119,7 +122,7 @@ def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                     percent(row.retention),
                     f"{row.unknown_groups:,}",
                     percent(row.flip_rate),
-                    number(row.kappa),
+                    "1, assumed" if row.flip_rate is None else number(row.kappa),
                 )
                 for row in info.strata
             ),
@@ -127,10 +130,12 @@ def _information(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     if info.regrades:
         flips = f"{info.disputes} of {info.regrades} repeated gradings differed"
     else:
-        flips = "no transcript was graded twice, so kappa is not measured and taken as 1"
+        flips = "not measured, since no transcript was graded twice; kappa is assumed to be 1"
     yield (
-        f"Weights: effective sample size of the difficulty in each batch. Verdict flips: {flips}. Unknown: groups rejected "
-        "with fewer than two rewards, so nobody knows what they had to offer."
+        "Information: of trained groups, reward variance against its largest value, times members, times the effective "
+        "sample size share of the difficulty in the batch, times kappa. On offer: of all groups decided; retention is "
+        f"their ratio. Kappa: (1 - 2 x flip rate) squared. Verdict flips: {flips}. Unknown: groups rejected with fewer "
+        "than two rewards, so nobody knows what they had to offer."
     )
 
 
@@ -164,29 +169,37 @@ def _strata(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         "length": report.strata.length,
         "duration": report.strata.duration,
     }
+    rows = [(kind, row) for kind, found in tables.items() for row in found]
+    ends: tuple[tuple[str, Callable[[StratumFate], int]], ...] = (
+        ("filtered", lambda row: row.filtered),
+        ("abandoned", lambda row: row.abandoned),
+        ("cut off", lambda row: row.cut_off),
+    )
+    shown = [(name, get) for name, get in ends if is_full or any(get(row) for _, row in rows)]
     yield Grid(
-        ("by", "stratum", "drawn", "trained", "filtered", "abandoned", "cut off", "kept", "reward", "drift"),
+        ("by", "stratum", "drawn", "trained", *(name for name, _ in shown), "kept", "reward", "drift"),
         tuple(
             (
                 kind,
                 one_line(row.stratum, 28),
                 f"{row.drawn:,}",
                 f"{row.trained:,}",
-                f"{row.filtered:,}",
-                f"{row.abandoned:,}",
-                f"{row.cut_off:,}",
+                *(f"{get(row):,}" for _, get in shown),
                 percent(row.trained_share),
                 number(row.mean_reward),
                 signed(drift.get(row.stratum)) if kind == "difficulty" else "",
             )
-            for kind, rows in tables.items()
-            for row in rows
+            for kind, row in rows
         ),
         left=2,
     )
+    missing = ", ".join(name for name, get in ends if not any(get(row) for _, row in rows))
+    if missing:
+        yield f"No group was {missing.replace(', ', ' or ')}."
     yield (
-        "kept: trained of those decided; cut off: open when the log ends, or closed by the end of the run. drift: groups "
-        "trained so many places later than their turn."
+        "filtered: turned away by a rule on the data; abandoned: could not be finished; kept: trained of those decided; cut "
+        "off: open when the log ends, or closed by the end of the run; drift: groups trained so many places later than "
+        "their turn."
     )
     if report.order.strata:
         yield Grid(
@@ -224,9 +237,8 @@ def _strata(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
 
 def _stages(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     stages = report.stages
-    little = {row.stage: row for row in stages.little}
     yield Grid(
-        ("stage", "left", "inside", "mean", "p50", "p95", "L", "λW", "residual", ""),
+        ("stage", "passed", "inside", "mean", "p50", "p95"),
         tuple(
             (
                 row.stage,
@@ -235,55 +247,69 @@ def _stages(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                 duration(row.mean_s),
                 duration(row.p50_s),
                 duration(row.p95_s),
-                number(little[row.stage].measured),
-                number(little[row.stage].expected),
-                percent(little[row.stage].residual),
-                "" if little[row.stage].is_stationary else "not stationary",
             )
             for row in stages.waits
         ),
     )
+    yield Grid(
+        ("Little's law", "λ", "W", "L", "λW", "residual", ""),
+        tuple(
+            (
+                row.stage,
+                f"{number(row.arrival_rate)} /s",
+                duration(row.mean_wait_s),
+                number(row.measured),
+                number(row.expected),
+                percent(row.residual),
+                "" if row.is_stationary else "not stationary",
+            )
+            for row in stages.little
+        ),
+    )
     yield (
-        "L is the counted mean number inside, λ arrivals, W the mean stay of what left, from "
-        f"{duration(stages.window_s[0])} to {duration(stages.window_s[1])}. Quantiles are exact."
+        "inside: still there at the end. L is the counted mean number inside, λ arrivals, W the mean stay of what left, "
+        f"from {duration(stages.window_s[0])} to {duration(stages.window_s[1])}; residual: (L - λW) / L. A stay that only "
+        "partly lies in that time counts in L by its part and in λW whole or not at all, so a few long stays, as of "
+        "publication, leave a residual; not stationary: arrivals and departures differ by more than 5%. Quantiles are exact."
     )
 
 
 def _flow(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     flow, stages = report.flow, report.stages
-    environment = f"{duration(flow.environment_cpu_s)}, {percent(flow.environment_share)} of the cores"
     yield Grid(
-        ("figure", "value", "figure", "value"),
+        ("flow", "", ""),
         (
+            ("λ, groups ready to train", with_unit(flow.arrival_rate, "groups/s"), ""),
+            ("μ, what the trainer could take", with_unit(flow.trainer_capacity, "groups/s"), "while it works"),
+            ("trainer at work", duration(flow.trainer_busy_s), f"without work {percent(flow.starvation)} of the time"),
             (
-                "λ, groups ready",
-                with_unit(flow.arrival_rate, "groups/s"),
-                "μ, trainer capacity",
-                with_unit(flow.trainer_capacity, "groups/busy s"),
-            ),
-            ("trainer idle", percent(flow.starvation), "trainer at work", duration(flow.trainer_busy_s)),
-            (
-                "ready, first third",
-                with_unit(flow.backlog_start, "groups"),
-                "ready, last third",
+                "groups waiting to train",
                 with_unit(flow.backlog_end, "groups"),
+                f"last third of the run; first third {number(flow.backlog_start)}",
             ),
-            ("queue age p50", duration(stages.queue_age_p50_s), "queue age p95", duration(stages.queue_age_p95_s)),
             (
-                "sampled",
-                with_unit(flow.generated_rate, "tokens/s"),
+                "their wait",
+                f"{duration(stages.queue_age_p50_s)}",
+                f"median; 95% quantile {duration(stages.queue_age_p95_s)}",
+            ),
+            ("sampled", with_unit(flow.generated_rate, "tokens/s"), "every purpose"),
+            (
                 "trained",
                 with_unit(flow.trained_rate, "tokens/s"),
+                f"{number(flow.signal_rate)} of them with an advantage other than 0",
             ),
-            ("environment CPU", environment, "trained with a signal", with_unit(flow.signal_rate, "tokens/s")),
             (
-                "engine paused by swaps",
+                "CPU of environments",
+                duration(flow.environment_cpu_s),
+                f"{percent(flow.environment_share)} of the cores",
+            ),
+            (
+                "engine paused for new weights",
                 duration(flow.engine_pause_s),
-                "cache rebuilt",
-                f"{flow.rebuilt_tokens:,} tokens",
+                f"{flow.rebuilt_tokens:,} cache entries computed again",
             ),
         ),
-        left=4,
+        left=3,
     )
     yield flow.verdict
 
@@ -294,7 +320,7 @@ def _updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         yield f"{ABSENT} no update was made"
         return
     yield Grid(
-        ("update", "reward", "lag", "mean lag", "span", "ESS", "weight", "mismatch", "KL to last", "train", "publish"),
+        ("update", "reward", "lag", "mean lag", "span", "ESS", "weight", "diff", "KL to last", "train", "publish"),
         tuple(
             (
                 str(item.update),
@@ -323,6 +349,12 @@ def _updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
             f"{updates.old_cache_tokens:,} trained tokens saw a cache that an older version had a part in; those of the "
             f"base version differ by up to {number(updates.old_cache_difference, 2)} nats and are held to no bound"
         )
+    yield (
+        "lag: updates between the oldest trained token and the gradient; span: versions inside one trajectory; ESS: "
+        "effective sample size of raw sequence weights over their count; weight: their mean; diff: largest log-prob "
+        "difference of engine and trainer under the same weights, nats; KL to last: of the new policy to the one before, "
+        "nats per token; train: selection to optimizer step; publish: from there until the engine serves it."
+    )
 
 
 def _workers(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
@@ -340,7 +372,10 @@ def _workers(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                 for row in workers.workers
             ),
         )
-        yield f"Shares of {duration(workers.wall_ns / 1e9)}."
+        yield (
+            f"Shares of {duration(workers.wall_ns / 1e9)}. busy: at least one call is out; sync: hands weights over; "
+            "unreported: before its first word."
+        )
     if workers.copies:
         rows = [
             (one_line(c.role), one_line(c.policy_id), one_line(c.worker), one_line(c.device), size(c.size_bytes))
@@ -355,7 +390,7 @@ def _limits(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         yield f"none was reached in {report.limits.episodes:,} episodes"
         return
     yield Grid(
-        ("kind", "limit", "count", "unit"),
+        ("set by", "limit", "count", "unit"),
         tuple((row.kind, one_line(row.name), f"{row.count:,}", row.unit) for row in report.limits.counts),
         left=2,
     )
@@ -365,7 +400,7 @@ def _limits(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
 def _claims(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     found = report.claims
     yield Grid(
-        ("purpose", "claim", "verdict success", "partial", "failure", "absent", "disagree"),
+        ("purpose", "claim", "verdict success", "verdict partial", "verdict failure", "no verdict", "disagree"),
         tuple(
             (
                 row.purpose,
@@ -380,4 +415,8 @@ def _claims(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         ),
         left=2,
     )
-    yield f"{found.disagreements:,} of {found.compared:,} comparable claims differ from the verdict ({percent(found.rate)})"
+    yield (
+        f"{found.disagreements:,} of {found.compared:,} claims of success or failure differ from the verdict "
+        f"({percent(found.rate)}). Only the verdict becomes a reward; the claim is what the environment can tell without "
+        "knowing the answer."
+    )

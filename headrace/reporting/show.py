@@ -122,7 +122,8 @@ def _head(view: EpisodeLike) -> Iterable[str]:
     if view.pin_version is not None:
         yield f"pinned     to version {view.pin_version}"
     if view.claims:
-        yield f"leases     {', '.join(str(token) for token in view.claims)}"
+        tokens = ", ".join(str(token) for token in view.claims)
+        yield f"claimed    {_times(len(view.claims))} by a worker, under lease token {tokens}"
     if view.transcript is None:
         return
     origin = view.transcript.provenance
@@ -210,7 +211,8 @@ def _ending(view: EpisodeLike) -> Iterable[str]:
         )
         memory = size(used.memory_peak_bytes) if used.memory_peak_bytes else ABSENT
         yield f"used       {duration(used.cpu_s)} of CPU, peak memory {memory}"
-        yield f"           {side.neutralized} control literals neutralised"
+        if side.neutralized:
+            yield f"control    tokens spelt out in tool or user text, kept as plain text: {side.neutralized}"
 
 
 def _verdicts(view: EpisodeLike) -> Iterable[str]:
@@ -220,10 +222,10 @@ def _verdicts(view: EpisodeLike) -> Iterable[str]:
         outcome = item.verdict.outcome
         if isinstance(outcome, Scored):
             scores = ", ".join(f"{one_line(name)} {number(value)}" for name, value in outcome.components)
-            yield f"verdict    {scores}  (try {item.try_number}, {_short(item.address)})"
+            yield f"verdict    {scores}  (grading {item.try_number + 1}, record {_short(item.address)})"
             yield from _block("evidence", outcome.evidence)
         else:
-            yield f"verdict    absent: {outcome.cause.value}  (try {item.try_number}, {_short(item.address)})"
+            yield f"verdict    absent: {outcome.cause.value}  (grading {item.try_number + 1}, record {_short(item.address)})"
             yield from _block("detail", outcome.detail)
     if view.disputes:
         yield f"disputed   {len(view.disputes)} later, different verdicts, not used"
@@ -240,8 +242,8 @@ def _training(view: EpisodeLike) -> Iterable[str]:
     for use in view.uses:
         row = use.row
         yield (
-            f"trained    in update {use.update} on version {use.base_version}, use {row.use}, advantage "
-            f"{number(row.advantage)}, weight {number(row.weight)}"
+            f"trained    in update {use.update} on version {use.base_version}, the {_nth(row.use)} time: advantage "
+            f"{number(row.advantage)}, loss weight {number(row.weight)}"
         )
 
 
@@ -258,6 +260,14 @@ def _block(name: str, text: str) -> Iterable[str]:
 def _quoted(text: str, mark: str) -> Iterable[str]:
     for line in inert(text).split("\n"):
         yield f"    {mark} {line}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _nth(count: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(count, f"{count}th")
 
 
 def _short(address: str) -> str:

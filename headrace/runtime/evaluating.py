@@ -27,6 +27,7 @@ from headrace.runtime.bench import open_bench
 from headrace.runtime.folders import find_run
 from headrace.runtime.models import Model, open_model, run_config
 from headrace.runtime.parts import load_with_parts
+from headrace.runtime.preflight import model_shape, preflight, prompt_lengths, tokenizer_ids
 from headrace.runtime.workers.settings import EngineSettings, command
 from headrace.store.reader import open_reader
 
@@ -98,6 +99,7 @@ class ModelScore:
 
     Attributes:
         model: its name.
+        fits: what its engine holds, and of how much.
         tasks: scores by task.
         passes: pass@k.
         mean_reward: over scored attempts.
@@ -105,6 +107,7 @@ class ModelScore:
     """
 
     model: str
+    fits: str
     tasks: tuple[TaskScore, ...]
     passes: tuple[PassAtK, ...]
     mean_reward: float
@@ -160,6 +163,9 @@ async def _score(model: Model, config: Config, settings: EvalSettings) -> ModelS
     tasks = _tasks(config, settings)
     has_tokenizer = (model.folder / "tokenizer.json").is_file()
     async with open_bench(config, model.folder if has_tokenizer else None) as bench:
+        vocabulary, prompts = tokenizer_ids(bench.harness), prompt_lengths(bench.harness, tasks)
+        shape = model_shape(config, model.folder, vocabulary)
+        fits = preflight(config, shape, vocabulary, prompts, workers=("engine",))
         engine = EngineSettings(config.inference.options, str(model.folder), str(model.blobs), threads=1)
         child = await start_worker("engine", command("engine", engine))
         try:
@@ -179,7 +185,7 @@ async def _score(model: Model, config: Config, settings: EvalSettings) -> ModelS
         finally:
             await child.close()
     of_task = [rewards[start : start + settings.samples] for start in range(0, len(rewards), settings.samples)]
-    return _summary(model.name, tasks, of_task, config)
+    return _summary(model.name, fits, tasks=tasks, rewards=of_task, config=config)
 
 
 def _tasks(config: Config, settings: EvalSettings) -> list[Task]:
@@ -194,7 +200,9 @@ def _tasks(config: Config, settings: EvalSettings) -> list[Task]:
     return tasks
 
 
-def _summary(name: str, tasks: Sequence[Task], rewards: Sequence[Sequence[float | None]], config: Config) -> ModelScore:
+def _summary(
+    name: str, fits: str, *, tasks: Sequence[Task], rewards: Sequence[Sequence[float | None]], config: Config
+) -> ModelScore:
     bound = config.evaluation.success_bound
     scores: list[TaskScore] = []
     for task, attempts in zip(tasks, rewards, strict=True):
@@ -203,6 +211,7 @@ def _summary(name: str, tasks: Sequence[Task], rewards: Sequence[Sequence[float 
     total = sum(score.scored for score in scores)
     return ModelScore(
         model=name,
+        fits=fits,
         tasks=tuple(scores),
         passes=tuple(_passes(scores, stream(config.run.seed, "eval", "bootstrap"))),
         mean_reward=sum(score.reward for score in scores) / total if total else float("nan"),

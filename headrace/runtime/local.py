@@ -29,7 +29,6 @@ from headrace.records.provenance import PolicyVersion
 from headrace.records.run import WeightsHeld
 from headrace.runtime.adapters import (
     LocalEnvironment,
-    NamedTasks,
     open_environment,
     open_harness,
     open_tasks,
@@ -39,7 +38,7 @@ from headrace.runtime.folders import BLOBS
 from headrace.runtime.models import keep_model_files
 from headrace.runtime.placement import GraderPlace, place_beside
 from headrace.runtime.policy import WarmStartReport, given_policy, prepare_policy, tokenizer_folder
-from headrace.runtime.preflight import model_shape, preflight
+from headrace.runtime.preflight import measured_tasks, model_shape, preflight, prompt_lengths, tokenizer_ids
 from headrace.runtime.workers.settings import EngineSettings, TrainerSettings, command
 from headrace.store.blobs import FileBlobs
 from headrace.store.sqlite import SqliteJournal
@@ -47,8 +46,6 @@ from headrace.training.child import ChildTrainer, TrainerHello
 
 CANARY_TASKS = 8
 """Prompts whose tokens are the canary."""
-_MEASURED_PROMPTS = 32
-"""Training prompts whose lengths are looked at before anything is loaded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +79,9 @@ async def run_local(run: LocalRun) -> RunSummary:
         tasks = open_tasks(config)
         given = await given_policy(config)
         harness = open_harness(config, environment.tools, tokenizer_folder(given))
-        vocabulary = max(harness.codec.known_ids) + 1
-        fits = preflight(config, model_shape(config, given, vocabulary), vocabulary, _prompt_lengths(tasks, harness))
+        vocabulary = tokenizer_ids(harness)
+        prompts = prompt_lengths(harness, measured_tasks(tasks))
+        fits = preflight(config, model_shape(config, given, vocabulary), vocabulary, prompts)
         policy = await prepare_policy(config, harness, run.warm_start)
         keep_model_files(policy, folder)
         (folder / "tokenizer.json").write_bytes(harness.codec.source)
@@ -122,12 +120,6 @@ def canary_of(tasks: TaskSource, harness: WritingHarness) -> list[IntArray]:
     """Fixed token sequences on which engine and trainer are compared: the first held-out prompts."""
     prompts = [harness.open(task) for task in tasks.held_out()[:CANARY_TASKS]]
     return [np.concatenate([segment.ids_T for segment in segments]) for segments in prompts]
-
-
-def _prompt_lengths(tasks: NamedTasks, harness: WritingHarness) -> list[int]:
-    """Tokens of the prompts of all held-out tasks and of the first training tasks."""
-    seen = [*tasks.held_out(), *(tasks.task("train", ordinal) for ordinal in range(_MEASURED_PROMPTS))]
-    return [sum(map(len, harness.open(task))) for task in seen]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,8 @@ from headrace.records.terminal import terminal_name
 from headrace.records.verdict import Unscored
 from headrace.runtime.adapters import open_tasks
 from headrace.runtime.bench import Played, open_bench
+from headrace.runtime.policy import given_policy
+from headrace.runtime.preflight import model_shape, preflight, prompt_lengths, tokenizer_ids
 
 _PERSON = PolicyVersion(PolicyId("person"), 0, content_version("person"))
 
@@ -49,6 +51,9 @@ def _task(config: Config, number: int, *, is_training: bool) -> Task:
 async def _play(config: Config, task: Task) -> int:
     console = Console(highlight=False, markup=False)
     async with open_bench(config) as bench:
+        vocabulary = tokenizer_ids(bench.harness)
+        shape = model_shape(config, await given_policy(config), vocabulary)
+        preflight(config, shape, vocabulary, prompt_lengths(bench.harness, [task]), workers=())
         speaker = _Person(console, bench.harness, bench.environment.tools, task)
         speaker.introduce()
         runner = bench.runner(ScriptedInference(speaker.speak), [_PERSON], has_wall_limit=False)
@@ -106,8 +111,9 @@ class _Person:
 def _conclude(console: Console, played: Played) -> None:
     transcript, outcome = played.transcript, played.verdict.outcome
     console.print(
-        f"\nended as {terminal_name(transcript.terminal)} after {len(transcript.actions)} calls, "
-        f"{transcript.num_tokens} tokens"
+        f"\nover after {len(transcript.actions)} calls and {transcript.num_tokens} tokens; the environment claims "
+        f"{terminal_name(transcript.terminal)}, the grader's verdict counts:",
+        soft_wrap=True,
     )
     if isinstance(outcome, Unscored):
         console.print(f"not scored: {outcome.cause.value}: {outcome.detail}", soft_wrap=True)

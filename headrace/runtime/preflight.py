@@ -6,16 +6,23 @@ fits is said in one line with its numbers. Memory is an estimate for gated decod
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headrace.config import Config, decode_options
 from headrace.errors import ConfigError
+from headrace.harness import WritingHarness
 from headrace.inference.options import EngineOptions
+from headrace.records.task import Task
+from headrace.runtime.adapters import NamedTasks
 from headrace.runtime.policy import WarmStartOptions
 
+Worker = Literal["engine", "trainer"]
+WORKERS: tuple[Worker, ...] = ("engine", "trainer")
+"""Workers of a training run that hold a model."""
 _FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MEASURED_PROMPTS = 32
 _ENGINE_COPIES = 2
 """Weights in the engine: the current version, and the staged one beside it."""
 _TRAINER_COPIES = 4
@@ -61,7 +68,7 @@ class Memory:
     engine_weights: int
     cache: int
     trainer: int
-    processes: int = _PROCESS_BYTES
+    processes: int
 
     @property
     def total(self) -> int:
@@ -70,11 +77,17 @@ class Memory:
 
     def __str__(self) -> str:
         parts = (("engine", self.engine_weights), ("cache", self.cache), ("trainer", self.trainer))
-        return f"{_gib(self.total)} (" + ", ".join(f"{name} {_gib(size)}" for name, size in parts) + ")"
+        return f"{_gib(self.total)} (" + ", ".join(f"{name} {_gib(size)}" for name, size in parts if size) + ")"
 
 
 def preflight(
-    config: Config, shape: ModelShape, vocabulary: int, prompts: Sequence[int], *, available: int | None = None
+    config: Config,
+    shape: ModelShape,
+    vocabulary: int,
+    prompts: Sequence[int],
+    *,
+    workers: Collection[Worker] = WORKERS,
+    available: int | None = None,
 ) -> str:
     """One line that says what fits how.
 
@@ -83,6 +96,7 @@ def preflight(
         shape: of version 0.
         vocabulary: rows that the tokenizer needs.
         prompts: lengths of first prompts, in tokens.
+        workers: that will hold a model; without any, memory is not looked at.
         available: bytes of memory; None asks the platform.
 
     Raises:
@@ -90,9 +104,11 @@ def preflight(
     """
     engine = decode_options(config.inference.options, EngineOptions, "inference.options")
     engine.check()
-    memory = memory_of(shape, engine, config)
+    memory = memory_of(shape, engine, config, workers)
     free = available_bytes() if available is None else available
-    problems = [*_lengths(config, engine, shape, max(prompts, default=0)), *_memory(memory, engine, free)]
+    problems = _lengths(config, engine, shape, max(prompts, default=0))
+    if workers:
+        problems += _memory(memory, engine, free)
     if vocabulary > shape.vocabulary:
         problems.append(
             f"the tokenizer needs {vocabulary} ids, the model has {shape.vocabulary}; use the model's own tokenizer"
@@ -121,13 +137,36 @@ def model_shape(config: Config, folder: Path | None, vocabulary: int) -> ModelSh
         raise ConfigError(f"the model's configuration has no {error.args[0]!r}; a decoder's has") from error
 
 
-def memory_of(shape: ModelShape, engine: EngineOptions, config: Config) -> Memory:
-    """What the run will hold."""
+def memory_of(
+    shape: ModelShape, engine: EngineOptions, config: Config, workers: Collection[Worker] = WORKERS
+) -> Memory:
+    """What the workers will hold."""
     size = _FLOAT_BYTES[engine.dtype]
     cache = 2 * shape.layers * engine.slots * shape.heads * (engine.context + 1) * shape.head_size * size
     tokens = int(config.trainer.options.get("micro_batch_tokens", 4096))
     trainer = _TRAINER_COPIES * shape.parameters * 4 + _LOGIT_COPIES * tokens * shape.vocabulary * 4
-    return Memory(_ENGINE_COPIES * shape.parameters * size, cache, trainer)
+    has_engine, has_trainer = "engine" in workers, "trainer" in workers
+    return Memory(
+        _ENGINE_COPIES * shape.parameters * size * has_engine,
+        cache * has_engine,
+        trainer * has_trainer,
+        _PROCESS_BYTES * len(workers) // len(WORKERS),
+    )
+
+
+def measured_tasks(tasks: NamedTasks) -> list[Task]:
+    """Tasks whose prompts are looked at before a run: all held-out ones and the first of the training stream."""
+    return [*tasks.held_out(), *(tasks.task("train", ordinal) for ordinal in range(_MEASURED_PROMPTS))]
+
+
+def prompt_lengths(harness: WritingHarness, tasks: Iterable[Task]) -> list[int]:
+    """Tokens of the first prompt of each task."""
+    return [sum(map(len, harness.open(task))) for task in tasks]
+
+
+def tokenizer_ids(harness: WritingHarness) -> int:
+    """Rows of the embedding that the harness's tokenizer needs."""
+    return max(harness.codec.known_ids) + 1
 
 
 def available_bytes() -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from headrace.reporting.quantities import ABSENT, size
 from headrace.runtime.checking import CheckReport
 from headrace.runtime.evaluating import EvalReport, ModelScore
 from headrace.runtime.listing import RunLine
@@ -19,10 +20,18 @@ def print_check(report: CheckReport) -> int:
         counts = (policy.episodes, policy.full, policy.partial, policy.zero, policy.unscored, policy.infra)
         table.add_row(policy.name, *map(str, counts), str(policy.turns), str(policy.tokens))
     console.print(table)
-    console.print("turns and tokens are the most of one episode")
+    if report.fits:
+        console.print(f"fits: {report.fits}", soft_wrap=True)
+    console.print(
+        "full, partial, zero: marks that the grader gave; unscored: it gave none; infra: the platform failed;\n"
+        "turns, tokens: the most of one episode"
+    )
+    console.print(
+        "what the environment claims at the end, without knowing the answer; the marks above are what counts:"
+    )
     for policy in report.policies:
         ends = ", ".join(f"{count} {name}" for name, count in policy.terminals.items())
-        console.print(f"{policy.name} ended as {ends}", soft_wrap=True)
+        console.print(f"  {policy.name}: {ends}", soft_wrap=True)
     for problem in report.problems:
         console.print(f"PROBLEM {problem}", soft_wrap=True)
     console.print(
@@ -97,21 +106,30 @@ def print_runs(lines: Sequence[RunLine], where: str) -> int:
     if not lines:
         console.print(f"no run below {where}/; start one with `headrace train CONFIG`", soft_wrap=True)
         return 0
-    table = Table("run", "started", "state", "updates", "held-out success", "size")
+    rows = [("run", "started", "updates", "held-out success", "size", "state"), *map(_run_cells, lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        console.print("  ".join(cells).rstrip(), soft_wrap=True)
     for line in lines:
-        success = ", ".join(
-            f"{item.successes / item.graded:.1%} at T={item.temperature:g}" for item in line.held_out if item.graded
-        )
-        updates = f"{line.updates} of {line.planned}"
-        table.add_row(
-            line.name, line.started, line.state, updates, success or "-", f"{line.size_bytes / 2**20:.1f} MiB"
-        )
-    console.print(table)
+        if line.note:
+            console.print(f"{line.name} {line.state}: {line.note}", soft_wrap=True)
     return 0
+
+
+def _run_cells(line: RunLine) -> tuple[str, ...]:
+    """One run, narrow enough for a terminal of 80 columns; T is the sampling temperature."""
+    success = ", ".join(
+        f"{item.successes / item.graded:.1%} T={item.temperature:g}" for item in line.held_out if item.graded
+    )
+    started = line.started[:16].replace("T", " ")
+    updates = f"{line.updates}/{line.planned}" if line.planned else ABSENT
+    return (line.name, started or ABSENT, updates, success or ABSENT, size(line.size_bytes), line.state)
 
 
 def _print_score(console: Console, score: ModelScore) -> None:
     scored = sum(task.scored for task in score.tasks)
+    console.print(f"fits: {score.fits}", soft_wrap=True)
     console.print(
         f"{score.model}: {len(score.tasks)} tasks, {scored} scored attempts, {score.unscored} without a score, mean reward "
         f"{score.mean_reward:.3f}",

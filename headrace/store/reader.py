@@ -154,6 +154,11 @@ class JournalReader:
             for line in self._lines(_EVENTS, (seq - 1, 1)):
                 yield decode_event(self._typed(line, StoredEvent), self._name)
 
+    def last_seq(self) -> int:
+        """Sequence number of the newest durable event; 0 when there is none. Raises StoreError."""
+        newest = self._lines("SELECT seq FROM events ORDER BY seq DESC LIMIT 1", ())
+        return int(str(newest[0][0])) if newest else 0
+
     def stored_events(self, after: int = 0) -> Iterator[StoredEvent]:
         """Undecoded events with seq > after, in order. Raises StoreError, IntegrityError."""
         while lines := self._lines(_EVENTS, (after, _EVENTS_PAGE)):

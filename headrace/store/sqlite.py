@@ -65,6 +65,21 @@ class WriterLock:
             self._descriptor = -1
 
 
+def has_writer(folder: Path) -> bool:
+    """Whether a living process writes the run; a lock dies with its process."""
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class SqliteStorage:
     """Implements `group_commit.Storage`.
 

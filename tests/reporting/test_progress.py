@@ -26,7 +26,7 @@ def test_each_update_is_one_line_with_its_mismatch_and_bound():
     updates = [line for line in lines_of(two_updates()) if line.startswith("update")]
     assert len(updates) == 2
     assert "update 1/2  reward 0.500  engine/trainer log-prob diff 3.0e-06 (bound 1e-04)" in updates[0]
-    assert "lag 2 (mean 1)" in updates[1]
+    assert "lag 2 updates (mean 1)" in updates[1]
     assert "episodes 8" in updates[1]
     assert not any("ABOVE" in line for line in updates)
 
@@ -54,7 +54,7 @@ def test_a_silent_run_says_what_it_waits_for_at_most_every_five_seconds():
         log.worker(float(second), "engine", WorkerState.BUSY)
     waits = [line for line in lines_of(log) if "waits for" in line]
     assert 10 <= len(waits) <= 12
-    assert waits[0].endswith("waits for ready groups: 1 episodes run, 0 in tools, 0 being graded")
+    assert waits[0].endswith("waits for groups to train on: 1 episodes run, 0 in tools, 0 being graded")
 
 
 def test_a_held_out_round_is_shown_with_its_interval_and_without_grades_has_no_rate():

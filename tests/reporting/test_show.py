@@ -54,7 +54,7 @@ def test_turns_calls_masks_versions_and_the_verdict_with_evidence_are_shown(fold
     assert "evidence   compared with 2" in text
     assert "disputed   1 later, different verdicts" in text
     assert "reward     1" in text
-    assert "trained    in update 1 on version 0, use 1, advantage 0.500, weight 1" in text
+    assert "trained    in update 1 on version 0, the first time: advantage 0.500, loss weight 1" in text
 
 
 def test_log_probs_are_listed_per_token_on_request_only(folder: Path):
@@ -130,4 +130,4 @@ def test_the_view_needs_no_store():
 
     text = show_episode(Bare(), decode)
     assert "pinned     to version 3" in text
-    assert "leases     4, 9" in text
+    assert "claimed    2 times by a worker, under lease token 4, 9" in text

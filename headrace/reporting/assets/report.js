@@ -21,11 +21,23 @@
 
   const tint = (color, alpha) => color + Math.round(alpha * 255).toString(16).padStart(2, "0");
 
-  const axis = (label, size) => ({
+  const seconds = (value) => {
+    if (value === null || value === undefined) return "–";
+    if (value >= 3600) return shown(value / 3600) + " h";
+    if (value >= 60) return shown(value / 60) + " min";
+    return value >= 1 ? shown(value) + " s" : value >= 1e-3 ? shown(value * 1e3) + " ms" : shown(value * 1e6) + " µs";
+  };
+
+  const whole = [1, 2, 5].flatMap((first) => Array.from({ length: 13 }, (_, power) => first * 10 ** power)).sort((a, b) => a - b);
+
+  const axis = (label, size, isCount, isTime) => ({
+    ...(isCount ? { incrs: whole } : {}),
     label, labelSize: 18, labelGap: 0, size, stroke: css("--soft"), font: "11px system-ui, sans-serif",
     labelFont: "11px system-ui, sans-serif", grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 },
-    values: (u, ticks) => ticks.map((tick) => (tick === null ? "" : shown(tick))),
+    values: (u, ticks) => ticks.map((tick) => (tick === null ? "" : isTime ? seconds(tick) : shown(tick))),
   });
+
+  const isTime = (plot) => plot.name === "waits";
 
   const stacked = (lines) => {
     const sums = new Array(lines[0].values.length).fill(0);
@@ -37,7 +49,8 @@
     const isStack = plot.style === "stack";
     const isLog = plot.style === "log";
     const data = [plot.x];
-    const series = [{ label: plot.x_unit, value: (u, value) => shown(value) }];
+    const at = plot.x_unit === "update" ? (value) => `update ${shown(value)}` : (value) => `at ${shown(value)} ${plot.x_unit}`;
+    const series = [{ label: "\u00a0", value: (u, value) => (value === null ? "" : at(value)) }];
     const bands = [];
     const sparse = plot.x.length < 60;
     const tops = isStack ? stacked(plot.lines) : null;
@@ -50,7 +63,7 @@
       const item = {
         label: line.name, stroke: color, width: 1.75, spanGaps: plot.style === "points" || isLog,
         points: { show: plot.style === "points" || sparse, size: 5, fill: color },
-        value: (u, value, s, at) => (at === null ? "–" : shown(line.values[at])),
+        value: (u, value, s, place) => (place === null ? "" : isTime(plot) ? seconds(line.values[place]) : shown(line.values[place])),
       };
       if (isStack) {
         item.paths = uPlot.paths.bars({ size: [1, 100], gap: 0 });
@@ -85,8 +98,11 @@
       return [floor < 0 ? floor * 1.08 : 0, top];
     };
     const options = {
-      width: Math.max(240, box.clientWidth), height: plot.section === "trainer" ? 170 : 230, series, bands,
-      scales: { x: { time: false }, y }, axes: [axis(plot.x_unit === "update" ? "update" : `time, ${plot.x_unit}`, 40), axis(plot.unit, 54)],
+      width: Math.max(240, box.clientWidth), height: plot.section === "trainer" ? 170 : plot.is_wide ? 340 : 230, series, bands,
+      scales: { x: { time: false }, y }, axes: [
+        axis(plot.x_unit === "update" ? "update" : `time, ${plot.x_unit}`, 40, plot.x_unit === "update", false),
+        axis(plot.unit, 58, plot.is_count, isTime(plot)),
+      ],
       cursor: { sync: { key: plot.x_unit }, points: { size: 6 } }, legend: { live: true },
     };
     return [options, data];

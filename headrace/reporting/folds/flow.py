@@ -13,13 +13,14 @@ from headrace.records.segment import TurnGenerated
 from headrace.reporting.folds.index import RunIndex
 from headrace.reporting.folds.spans import Bins, Spans
 from headrace.reporting.folds.stages import Series
-from headrace.reporting.quantities import ratio
+from headrace.reporting.quantities import ABSENT, ratio
 
 
 class Flow(msgspec.Struct, frozen=True):
     """Rates and backlog of the run.
 
     Attributes:
+        mode: of the schedule; None when the log does not hold the configuration.
         wall_s: first event to last, seconds.
         admitted_rate: groups admitted per second.
         arrival_rate: effective lambda: groups that became ready with enough rewards, per second, between the first
@@ -47,6 +48,7 @@ class Flow(msgspec.Struct, frozen=True):
         environment_cores: cores that environments used, by bin.
     """
 
+    mode: str | None
     wall_s: float
     admitted_rate: float | None
     arrival_rate: float | None
@@ -77,6 +79,11 @@ class Flow(msgspec.Struct, frozen=True):
         if self.arrival_rate is None or self.trainer_capacity is None:
             return "nothing trained yet"
         load = self.arrival_rate / self.trainer_capacity
+        if self.mode == "sync":
+            return (
+                "sync: generation and training take turns, so each waits for the other; training and publishing took "
+                f"{ABSENT if self.starvation is None else f'{100 * (1 - self.starvation):.0f}%'} of the time"
+            )
         if load < 0.9:
             return f"the trainer starves: arrivals fill {100 * load:.0f}% of its capacity"
         if load > 1.1:
@@ -123,6 +130,7 @@ class FlowRates:
         thirds = self._thirds(ready)
         cores = index.started.resources.get("cores") if index.started else None
         return Flow(
+            mode=index.config.schedule.mode if index.config else None,
             wall_s=wall_s,
             admitted_rate=ratio(len(groups), wall_s),
             arrival_rate=self._arrival_rate(),
@@ -142,8 +150,8 @@ class FlowRates:
             engine_pause_s=sum(life.pause_s or 0.0 for life in index.versions.values()),
             rebuilt_tokens=sum(life.rebuilt_tokens or 0 for life in index.versions.values()),
             bins_s=bins.middles_s,
-            ready=Series("ready", ready.mean_count(bins, index.now_ns)),
-            outstanding=Series("outstanding", outstanding.mean_count(bins, index.now_ns)),
+            ready=Series("finished, waiting for the trainer", ready.mean_count(bins, index.now_ns)),
+            outstanding=Series("all that hold a slot", outstanding.mean_count(bins, index.now_ns)),
             throughput=(
                 Series("generated", bins.per_second(self._sampled)),
                 *(

@@ -20,6 +20,8 @@ from headrace.reporting.folds.spans import Bins, Spans, overlap_ns
 from headrace.reporting.quantities import mean, quantile
 
 IMBALANCE_BOUND = 0.05
+_WAIT_BINS = 24
+"""Stretches of the run over which waits are averaged; with more, most hold nothing of most stages."""
 
 STAGES = {
     "engine slot": "turns",
@@ -197,7 +199,7 @@ class StageTimes:
         start_ns, end_ns = index.start_ns or 0, index.now_ns
         commits = [life.committed_ns for life in index.versions.values() if life.update is not None]
         window = (commits[0], commits[-1]) if len(commits) > 1 else (start_ns, end_ns)
-        bins = Bins(start_ns, end_ns)
+        bins = Bins(start_ns, end_ns, num=_WAIT_BINS)
         table = {**self._spans, "publication": self._publications()}
         ages = self._spans["ready queue"].waits_s()
         return Stages(
