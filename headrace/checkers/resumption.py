@@ -8,11 +8,11 @@ started again.
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from headrace.checkers.law import Read, Violation, read_record
+from headrace.checkers.law import Violation
 from headrace.checkers.tasks import Bumps
 from headrace.records.batch import BatchPlan, BatchPlanned
 from headrace.records.events import Event
-from headrace.records.provenance import canonical_bytes
+from headrace.records.provenance import Read, canonical_bytes, read_record
 from headrace.records.update import WeightsCommitted
 
 
