@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.errors import ConfigError
 from headrace.records.checkpoint import InFlight
+from headrace.records.gate import Gate
 from headrace.records.learning import (
     USES_CLIP,
     AdvantageName,
@@ -120,6 +121,7 @@ class AlgorithmSection(Section, frozen=True):
     filters: what never trains, or trains with another reward.
     critic: the value model of `gae`.
     guard: when an update pauses the run.
+    gate: bounds on the raw sequence weights of a batch, and what becomes of rows beyond them.
     """
 
     advantage: AdvantageName = "mean"
@@ -139,6 +141,7 @@ class AlgorithmSection(Section, frozen=True):
     filters: Filters = Filters()
     critic: Critic = Critic()
     guard: Guard = Guard()
+    gate: Gate = Gate()
 
     def check(self) -> None:
         """Raises ConfigError for choices that contradict each other or numbers out of bounds."""

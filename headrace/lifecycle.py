@@ -11,6 +11,7 @@ from headrace.records import (
     batch,
     checkpoint,
     execution,
+    gate,
     observation,
     segment,
     task,
@@ -86,7 +87,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "batch",
         batch.BatchPlan,
-        (batch.BatchSelected, update.UpdateSkipped, update.BatchScored, batch.BatchPlanned),
+        (batch.BatchSelected, update.UpdateSkipped, update.BatchScored, gate.BatchGated, batch.BatchPlanned),
         "trainer",
         "control/updating.py",
         ("update",),

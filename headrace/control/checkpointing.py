@@ -17,7 +17,7 @@ from headrace.control.frontier import DataFrontier
 from headrace.control.recorder import WorkerClock
 from headrace.control.recovery import RunPast
 from headrace.ports import Leases, Trainer
-from headrace.records.checkpoint import CheckpointWritten, InFlight, Manifest
+from headrace.records.checkpoint import CheckpointWritten, GuardState, InFlight, Manifest
 from headrace.records.events import OrdinalState
 from headrace.records.run import WorkerState
 from headrace.scheduling.retention import Retention
@@ -65,11 +65,11 @@ class Checkpointer:
         """Takes over the checkpoints of the run's earlier processes."""
         self._manifests = [written.manifest for written in past.checkpoints]
 
-    def begin(self, update: int, frontier: DataFrontier) -> None:
+    def begin(self, update: int, frontier: DataFrontier, guard: GuardState) -> None:
         """Starts to save, if the update gets a checkpoint."""
         every = self._settings.every_updates
         if every and update % every == 0:
-            self._saving = self._context.spawn(self._save(update, frontier), f"checkpoint/{update}")
+            self._saving = self._context.spawn(self._save(update, frontier, guard), f"checkpoint/{update}")
 
     async def settle(self) -> None:
         """Returns once nothing is being saved."""
@@ -78,7 +78,7 @@ class Checkpointer:
             await asyncio.gather(self._saving)
             self._saving = self._waiting_since_s = None
 
-    async def _save(self, update: int, frontier: DataFrontier) -> None:
+    async def _save(self, update: int, frontier: DataFrontier, guard: GuardState) -> None:
         recorder, settings = self._context.recorder, self._settings
         begin_s = recorder.elapsed_s
         self._clock.enter("checkpoint", WorkerState.SYNC)
@@ -100,6 +100,7 @@ class Checkpointer:
             in_flight=settings.in_flight,
             save_s=now_s - begin_s,
             stall_s=0.0 if since_s is None else now_s - since_s,
+            guard=guard,
         )
         await recorder.durable(recorder.record(written, key=str(update)))
         self._manifests.append(manifest)

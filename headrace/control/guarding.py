@@ -6,6 +6,7 @@ Invariant: synchronous and without I/O; the first figure out of its bound, in a 
 import dataclasses
 from collections.abc import Mapping
 
+from headrace.records.checkpoint import GuardState
 from headrace.records.learning import Guard
 
 
@@ -29,15 +30,18 @@ class CollapseGuard:
 
     Args:
         guard: the bounds.
+
+    Attributes:
+        state: what it remembers; checkpoints carry it.
     """
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._first_entropy: float | None = None
+        self.state = GuardState()
 
-    def recall(self, first_entropy: float | None) -> None:
-        """Takes over what the run measured first."""
-        self._first_entropy = first_entropy
+    def recall(self, state: GuardState) -> None:
+        """Takes over what an earlier process of the run remembered."""
+        self.state = state
 
     def judge(self, metrics: Mapping[str, float], step_kl: float | None) -> Alarm | None:
         """The alarm of an update, if any.
@@ -53,7 +57,7 @@ class CollapseGuard:
             return Alarm("KL(behaviour, policy)", kl, guard.max_kl)
         if entropy is None:
             return None
-        if self._first_entropy is None:
-            self._first_entropy = entropy
-        bound = guard.min_entropy_share * self._first_entropy
+        if self.state.first_entropy is None:
+            self.state = GuardState(entropy)
+        bound = guard.min_entropy_share * (self.state.first_entropy or 0.0)
         return Alarm("entropy", entropy, bound) if entropy < bound else None

@@ -13,10 +13,11 @@ from headrace.checkers.tasks import Bumps
 from headrace.control.frontier import DataFrontier
 from headrace.records.action import ActionCommitted, ActionIntended
 from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
-from headrace.records.checkpoint import CheckpointWritten
+from headrace.records.checkpoint import CheckpointWritten, GuardState
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.events import Event, OrdinalState, Payload, kind_of, rejected_state
 from headrace.records.execution import EpisodeClaimed
+from headrace.records.gate import BatchGated
 from headrace.records.ids import ActionId, Address, EpisodeId, GroupId, LeaseToken, Purpose
 from headrace.records.observation import ActionObserved
 from headrace.records.run import RunEnded, RunStarted
@@ -39,6 +40,7 @@ from headrace.records.verdict import VerdictSealed
 _RECORDED = (
     BatchSelected,
     BatchScored,
+    BatchGated,
     BatchPlanned,
     UpdateCompleted,
     TrainingPaused,
@@ -188,7 +190,7 @@ class RunPast:
         plans: the update's number to the address of its plan, for every committed version.
         update: the one under way.
         updates: number of the newest completed update.
-        first_entropy: of the run's first update that measured one.
+        guard: what the guard remembers.
         rounds: held-out rounds, in the order in which they began.
         checkpoints: in order.
         recorded: steps that are not recorded again, with their sequence numbers.
@@ -209,7 +211,7 @@ class RunPast:
     plans: dict[int, Address] = dataclasses.field(default_factory=dict[int, Address])
     update: UpdatePast | None = None
     updates: int = 0
-    first_entropy: float | None = None
+    guard: GuardState = dataclasses.field(default_factory=GuardState)
     rounds: list[RoundPast] = dataclasses.field(default_factory=list[RoundPast])
     checkpoints: list[CheckpointWritten] = dataclasses.field(default_factory=list[CheckpointWritten])
     recorded: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict[tuple[str, str], int])
@@ -263,13 +265,14 @@ class _Fold:
                 past.plans[update] = plan
             case UpdateCompleted(result=result) if past.update is not None:
                 past.update.result, past.updates = result, result.update
-                if past.first_entropy is None:
-                    past.first_entropy = result.metrics.get("entropy")
+                if past.guard.first_entropy is None:
+                    past.guard = GuardState(result.metrics.get("entropy"))
             case WeightsCommitted(policy=policy, weights=weights):
                 past.weights[policy.version] = weights
                 past.update = None
             case CheckpointWritten():
                 past.checkpoints.append(payload)
+                past.guard = payload.guard or past.guard
             case EvaluationStarted() | EvaluationCompleted():
                 self._round(event, payload)
             case _:

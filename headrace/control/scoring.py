@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.algorithms.diagnostics import effective_sample_size, mean_weight, pareto_k_hat, tail
 from headrace.records.batch import BatchRow
+from headrace.records.ids import Address
 from headrace.records.update import (
     BatchScored,
     RowScore,
@@ -19,7 +20,7 @@ from headrace.records.update import (
 
 
 def batch_scored(
-    update: int, rows: Sequence[BatchRow], scores: Sequence[RowScore], difficulties: Mapping[str, str]
+    update: int, rows: Sequence[BatchRow], scores: Sequence[RowScore], difficulties: Mapping[Address, str]
 ) -> BatchScored:
     """Trainer against engine over the batch. There has to be a row."""
     by_row = {(score.transcript, score.path): score for score in scores}
@@ -61,6 +62,7 @@ def signal_figures(scores: Sequence[RowScore]) -> SignalFigures:
         kl_k1=-sum(logs_B) / max(1, tokens),
         kl_k2=sum(score.k2_sum for score in scores) / max(1, tokens),
         kl_k3=sum(score.k3_sum for score in scores) / max(1, tokens),
+        outside=_outside(scores, tokens),
         mismatch=_largest(score.fresh_abs_max for score in scores),
         old_cache_tokens=sum(score.old_cache_tokens for score in scores),
         old_cache_difference=_largest(score.old_cache_abs_max for score in scores),
@@ -71,7 +73,12 @@ def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def stratum_updates(rows: Sequence[RowUpdate], difficulties: Mapping[str, str]) -> tuple[StratumUpdate, ...]:
+def _outside(scores: Sequence[RowScore], tokens: int) -> float | None:
+    counts = [score.outside for score in scores if score.outside is not None]
+    return sum(counts) / max(1, tokens) if len(counts) == len(scores) else None
+
+
+def stratum_updates(rows: Sequence[RowUpdate], difficulties: Mapping[Address, str]) -> tuple[StratumUpdate, ...]:
     """Token counts by difficulty, in order of name."""
     totals: dict[str, TokenCounts] = {}
     for row in rows:

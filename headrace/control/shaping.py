@@ -6,7 +6,7 @@ its advantage. Nothing here reads a clock or asks anybody.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -16,11 +16,12 @@ from headrace.config import AlgorithmSection
 from headrace.control.collecting import Group
 from headrace.control.member import MemberOutcome
 from headrace.records.batch import BatchRow, MembersRemoved
+from headrace.records.ids import Address
 from headrace.records.learning import Filters
 from headrace.records.update import RowScore
 
 Rewards = list[list[float | None]]
-OVERLONG_MASK, OVERLONG_SHAPE = "overlong_mask", "overlong_shape"
+OVERLONG_MASK, OVERLONG_SHAPE, GATE = "overlong_mask", "overlong_shape", "statistical_gate"
 
 
 class BatchShaper:
@@ -45,7 +46,7 @@ class BatchShaper:
         return tuple(MembersRemoved(*key, count) for key, count in sorted(self._removed.items()))
 
     @property
-    def difficulties(self) -> dict[str, str]:
+    def difficulties(self) -> dict[Address, str]:
         """Stratum of each transcript."""
         return {
             outcome.result.transcript: group.task.difficulty
@@ -63,9 +64,21 @@ class BatchShaper:
         """Rows of every member that has a reward and an advantage, before what only the trainer knows."""
         return self._rows({})
 
-    def rows_after(self, scores: Sequence[RowScore]) -> tuple[BatchRow, ...]:
-        """The same rows, with advantages from rewards less the penalties that the trainer measured."""
-        return self._rows({(score.transcript, score.path): score.penalty_sum for score in scores})
+    def rows_after(self, scores: Sequence[RowScore], without: Collection[Address] = ()) -> tuple[BatchRow, ...]:
+        """The same rows, with advantages from rewards less the penalties that the trainer measured.
+
+        Args:
+            scores: of the rows.
+            without: transcripts that leave rows and baselines alike, as if they had no reward.
+        """
+        return self._rows({(score.transcript, score.path): score.penalty_sum for score in scores}, without)
+
+    def count_rejected(self, transcripts: Collection[Address]) -> None:
+        """Counts members that the statistical gate took out."""
+        for group in self._groups:
+            found = sum(outcome.result.transcript in transcripts for outcome in group.outcomes)
+            if found:
+                self._removed[GATE, group.task.difficulty] += found
 
     def _shaped(self, outcome: MemberOutcome, group: Group) -> float | None:
         """The reward that counts."""
@@ -96,12 +109,14 @@ class BatchShaper:
             penalty=filters.overlong_penalty,
         )
 
-    def _rows(self, penalties: Mapping[tuple[str, int], float]) -> tuple[BatchRow, ...]:
+    def _rows(
+        self, penalties: Mapping[tuple[str, int], float], without: Collection[Address] = ()
+    ) -> tuple[BatchRow, ...]:
         coefficient = self._algorithm.kl.coefficient
         rewards: Rewards = [
             [
                 None
-                if reward is None
+                if reward is None or o.result.transcript in without
                 else reward - coefficient * sum(penalties.get((str(o.result.transcript), p), 0.0) for p in o.paths)
                 for reward, o in zip(of_group, group.outcomes, strict=True)
             ]

@@ -7,12 +7,12 @@ version: its groups leave with a record, and the same update is tried again. An 
 * consumes: ready groups.
 * waits for: enough of them, the trainer, publication.
 * unblocked by: a group becoming ready, or the source running dry.
-* produces: `UpdateSkipped`, or `BatchSelected`, `BatchScored`, `BatchPlanned`, `UpdateCompleted`, and a new version or
-  `TrainingPaused`.
+* produces: `UpdateSkipped`, or `BatchSelected`, `BatchScored`, `BatchGated`, `BatchPlanned`, `UpdateCompleted`, and a new
+  version or `TrainingPaused`.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from headrace.config import AlgorithmSection
 from headrace.control.checkpointing import Checkpointer
 from headrace.control.collecting import Collector, Group
 from headrace.control.context import RunContext
+from headrace.control.gating import StatisticalGate
 from headrace.control.guarding import Alarm, CollapseGuard
 from headrace.control.publishing import Publisher
 from headrace.control.recorder import sealed_row
@@ -34,7 +35,7 @@ from headrace.records.events import OrdinalState
 from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.streams import stream_key
-from headrace.records.update import TrainingPaused, UpdateCompleted, UpdateResult, UpdateSkipped
+from headrace.records.update import RowScore, TrainingPaused, UpdateCompleted, UpdateResult, UpdateSkipped
 from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.staleness import Staleness
 
@@ -94,13 +95,14 @@ class UpdateLoop:
         self._versions = context.versions
         self._settings = settings
         self._guard = CollapseGuard(settings.algorithm.guard)
+        self._gate = StatisticalGate(settings.algorithm.gate)
         self._rejected_in_a_row = 0
         self._past: UpdatePast | None = None
 
     def restore(self, past: RunPast) -> None:
         """Goes on with the update that the run's earlier processes left without a version."""
         self._past = past.update
-        self._guard.recall(past.first_entropy)
+        self._guard.recall(past.guard)
 
     async def run(self, on_version: Callable[[int], None]) -> str:
         """Why it ended: `completed`, `exhausted` when tasks ran out before the updates did, or `paused: …` by the guard.
@@ -116,7 +118,7 @@ class UpdateLoop:
             if alarm is not None:
                 return f"paused: {alarm.figure} {alarm.value:.3g} in update {update}, {alarm.bound:.3g} is allowed"
             on_version(self._versions.current)
-            self._checkpointer.begin(update, self._collector.frontier)
+            self._checkpointer.begin(update, self._collector.frontier, self._guard.state)
         await self._checkpointer.settle()
         return "completed"
 
@@ -124,7 +126,9 @@ class UpdateLoop:
         """The batch that was selected already, if there is one."""
         if self._past is None:
             return None
-        groups = [self._collector.group(group.ordinal) for group in self._past.groups]
+        open_ordinals = self._collector.frontier.open
+        left = [group.ordinal for group in self._past.groups if group.ordinal in open_ordinals]
+        groups = [self._collector.group(ordinal) for ordinal in left]
         return BatchShaper(groups, self._settings.algorithm), groups
 
     async def _next_batch(self, update: int) -> tuple[BatchShaper, list[Group]]:
@@ -202,7 +206,8 @@ class UpdateLoop:
             rows = shaper.rows()
             scores = await self._trainer.score(rows, base_version, settings.timeout_s)
             recorder.record(batch_scored(update, rows, scores, difficulties), key=str(update), cause=selected)
-            plan = self._plan(update, shaper.rows_after(scores))
+            rows, groups = self._gated(update, groups, shaper, scores=scores, cause=selected)
+            plan = self._plan(update, rows)
             planned = self._record_plan(plan, groups, shaper, selected)
             await recorder.durable(planned)
             result = await self._step(plan)
@@ -218,6 +223,33 @@ class UpdateLoop:
             self._rejected_in_a_row = 0
             self._collector.consume(tuple(group.id.ordinal for group in groups))
         return alarm
+
+    def _gated(
+        self, update: int, groups: list[Group], shaper: BatchShaper, *, scores: Sequence[RowScore], cause: int
+    ) -> tuple[tuple[BatchRow, ...], list[Group]]:
+        """Rows with what the gate left of their weights, and groups that still have one; others leave with a record."""
+        decision = self._gate.judge(scores)
+        rows = shaper.rows_after(scores)
+        if self._past is not None and self._past.plan is not None:
+            return rows, groups  # decided before the plan that is durable
+        if decision.action == "reject":
+            without = {transcript for transcript, _ in decision.factors}
+            kept = shaper.rows_after(scores, without)
+            decision = decision if kept else dataclasses.replace(decision, action="mask")
+            if kept:
+                shaper.count_rejected(without)
+                had = {row.group for row in rows} - {row.group for row in kept}
+                for group in [group for group in groups if group.id in had]:
+                    self._reject(group, f"statistical gate: {decision.breaches[0].figure}")
+                    groups.remove(group)
+                rows = kept
+        if decision.action in ("downweight", "mask"):
+            rows = tuple(
+                msgspec.structs.replace(row, weight=row.weight * decision.factor((row.transcript, row.path)))
+                for row in rows
+            )
+        self._recorder.record(decision.event(update, scores, shaper.difficulties), key=str(update), cause=cause)
+        return rows, groups
 
     async def _step(self, plan: BatchPlan) -> UpdateResult:
         """What came of the plan. One that was durable before is taken as it was planned, and so are weights that it made."""

@@ -50,6 +50,16 @@ class Manifest(msgspec.Struct, frozen=True):
         return frozenset((self.address, self.weights, *self.parts.values()))
 
 
+class GuardState(msgspec.Struct, frozen=True):
+    """What the guard of a run remembers between updates.
+
+    Attributes:
+        first_entropy: of the first update that measured one, nats per token; None before it.
+    """
+
+    first_entropy: float | None = None
+
+
 class CheckpointWritten(msgspec.Struct, frozen=True, tag="checkpoint_written"):
     """The trainer's state is on disk, manifest and all; recovery may replay from here.
 
@@ -69,6 +79,7 @@ class CheckpointWritten(msgspec.Struct, frozen=True, tag="checkpoint_written"):
         in_flight: rule for attempts in flight.
         save_s: seconds from the request to the answer.
         stall_s: of those, seconds in which the next update had to wait.
+        guard: what the guard remembers.
     """
 
     update: int
@@ -83,6 +94,7 @@ class CheckpointWritten(msgspec.Struct, frozen=True, tag="checkpoint_written"):
     in_flight: InFlight
     save_s: float
     stall_s: float
+    guard: GuardState | None = None
 
 
 class RunResumed(msgspec.Struct, frozen=True, tag="run_resumed"):

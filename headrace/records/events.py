@@ -11,6 +11,7 @@ from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, G
 from headrace.records.checkpoint import CheckpointWritten, RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.execution import EpisodeClaimed
+from headrace.records.gate import BatchGated
 from headrace.records.observation import ActionObserved
 from headrace.records.run import RunEnded, RunStarted, WeightsHeld, WorkerStateChanged
 from headrace.records.segment import TurnGenerated
@@ -50,6 +51,7 @@ Payload = (
     | GroupRejected
     | BatchSelected
     | BatchScored
+    | BatchGated
     | BatchPlanned
     | UpdateSkipped
     | UpdateCompleted

@@ -21,6 +21,7 @@ class RowScore(msgspec.Struct, frozen=True):
         penalty_sum: sum over trained tokens of the KL to the reference that is taken off the reward; 0 without one.
         old_cache_tokens: trained tokens sampled in a cache that an older version than theirs had a part in.
         old_cache_abs_max: largest absolute difference of one of these that the base version sampled; None without one.
+        outside: trained tokens whose ratio to the behaviour lies outside the clip distances; None where nobody counted.
     """
 
     transcript: Address
@@ -34,6 +35,7 @@ class RowScore(msgspec.Struct, frozen=True):
     penalty_sum: float = 0.0
     old_cache_tokens: int = 0
     old_cache_abs_max: float | None = None
+    outside: int | None = None
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
@@ -131,6 +133,8 @@ class SignalFigures(msgspec.Struct, frozen=True):
         old_cache_tokens: trained tokens sampled in a cache that an older version than theirs had a part in; no trainer
             computes them again exactly.
         old_cache_difference: the same as `mismatch` over those of the base version; None when there is none.
+        outside: clip fraction `ratio_outside`: share of trained tokens whose ratio lies outside the clip distances, whatever
+            the advantage; None where nobody counted.
     """
 
     rows: int
@@ -150,6 +154,7 @@ class SignalFigures(msgspec.Struct, frozen=True):
     mismatch: float | None
     old_cache_tokens: int = 0
     old_cache_difference: float | None = None
+    outside: float | None = None
 
 
 class StratumScored(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from headrace.algorithms.corrections import FACTS
 from headrace.config import AlgorithmSection
 from headrace.records.learning import MASKING, tag_of
+from headrace.reporting.folds.signal import LearningSignal
 from headrace.reporting.grids import Grid
 from headrace.reporting.plaintext import one_line
 from headrace.reporting.quantities import number, percent, ratio
@@ -56,12 +57,35 @@ def learning(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
             "KL: of behaviour to trainer; kept: tokens that no correction removed; clip: where the clipped branch decides; "
             "out: ratio outside the clip range; dual: where the dual clip decides."
         )
+        yield from _gate(signal)
     if signal.removed:
         yield Grid(
             ("filter", "difficulty", "members"),
             tuple((row.filter, one_line(row.difficulty, 30), f"{row.members:,}") for row in signal.removed),
             left=2,
         )
+
+
+def _gate(signal: LearningSignal) -> Iterator[str | Grid]:
+    if not signal.judged:
+        return
+    if not signal.gate:
+        yield f"statistical gate: {signal.judged} batches judged, none left a bound"
+        return
+    yield Grid(
+        ("difficulty", "rows judged", "changed by the gate", "tokens outside the clip"),
+        tuple(
+            (one_line(row.difficulty, 30), f"{row.rows:,}", f"{row.gated:,}", percent(row.outside))
+            for row in signal.strata
+        ),
+    )
+    yield Grid(
+        ("statistical gate", "decision", "batches", "worst", "bound"),
+        tuple(
+            (row.figure, row.decision, f"{row.batches:,}", number(row.worst), number(row.bound)) for row in signal.gate
+        ),
+        left=2,
+    )
 
 
 def _choices(algorithm: AlgorithmSection) -> Iterator[str | Grid]:

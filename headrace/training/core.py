@@ -136,7 +136,8 @@ class TrainerCore:
         # Under a critic penalties enter the return of each token, and must not be taken off the outcome as well.
         has_penalty = self._algorithm.kl.place == "reward" and self._critic is None
         penalties_N = self._penalties(packed, values) if has_penalty else None
-        return row_scores(packed, values, version, penalties_N)
+        clip = (self._algorithm.clip_low, self._algorithm.clip_high)
+        return row_scores(packed, values, version, penalties_N, clip=clip)
 
     def update(self, plan: BatchPlan) -> UpdateResult:
         """One version by the plan; the new weights lie under the returned address.

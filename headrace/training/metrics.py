@@ -6,6 +6,7 @@ Dimensions: N tokens of all rows, V vocabulary; `k` marks trained tokens only.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +58,12 @@ class TokenValues:
 
 
 def row_scores(
-    packed: PackedBatch, values: TokenValues, version: int, penalties_N: FloatArray | None = None
+    packed: PackedBatch,
+    values: TokenValues,
+    version: int,
+    penalties_N: FloatArray | None = None,
+    *,
+    clip: tuple[float, float] | None = None,
 ) -> list[RowScore]:
     """One score per row, in the order of the rows; a row without a trained token has zeros and no fresh one.
 
@@ -66,12 +72,16 @@ def row_scores(
         values: the trainer's view of their tokens.
         version: that the values are of.
         penalties_N: KL to the reference of each token; None without one.
+        clip: lower and upper clip distance; None counts no token outside them.
     """
     mask_N = packed.action_mask_N
     log_ratio_N = np.where(mask_N, values.logprobs_N.astype(np.float64) - packed.behavior_logprobs_N, 0.0)
     k3_N = np.minimum(kl_k3(-log_ratio_N), np.finfo(np.float64).max)
     is_own_N, is_old_N = packed.versions_N == version, mask_N & ~packed.is_fresh_context_N
     is_fresh_N = mask_N & packed.is_fresh_context_N & is_own_N
+    low, high = clip or (math.inf, math.inf)
+    ratio_N = np.exp(np.minimum(log_ratio_N, 700.0))
+    is_outside_N = mask_N & ((ratio_N < 1.0 - low) | (ratio_N > 1.0 + high))
     taken_N = np.zeros(len(mask_N)) if penalties_N is None else np.where(mask_N, penalties_N, 0.0)
     bounds = packed.cu_seqlens.tolist()
     scores: list[RowScore] = []
@@ -92,6 +102,7 @@ def row_scores(
                 penalty_sum=float(taken_N[part].sum()),
                 old_cache_tokens=int(is_old_N[part].sum()),
                 old_cache_abs_max=float(old_n.max()) if len(old_n) else None,
+                outside=int(is_outside_N[part].sum()) if clip is not None else None,
             )
         )
     return scores

@@ -7,8 +7,10 @@ import pytest
 from simulated_runs import config, faultless, kinds, payloads, run
 
 from headrace.control.guarding import Alarm, CollapseGuard
+from headrace.control.recovery import recover
 from headrace.errors import ConfigError, HeadraceError
 from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed, GroupRejected
+from headrace.records.checkpoint import CheckpointWritten, GuardState
 from headrace.records.learning import Guard
 from headrace.records.update import (
     BatchScored,
@@ -57,15 +59,15 @@ class _Keeping(_Around):
         return await self._trainer.update(plan, timeout_s)
 
 
-def run_with_plans(**options):
-    """(result, plans) of a synchronous run."""
+def run_with_plans(schedule=SYNC, **options):
+    """(result, plans) of a run."""
     kept: list[_Keeping] = []
 
     def adapt(ports):
         kept.append(_Keeping(ports.trainer))
         return dataclasses.replace(ports, trainer=kept[0])
 
-    return run(SYNC, adapt=adapt, **options), kept[0].plans
+    return run(schedule, adapt=adapt, **options), kept[0].plans
 
 
 def test_scores_come_with_figures_by_difficulty_that_add_up():
@@ -181,6 +183,31 @@ def test_the_guard_remembers_the_first_entropy():
     assert guard.judge({"entropy": 0.1, "kl": 0.1}, None) == Alarm("entropy", 0.1, 0.2)
     assert guard.judge({"entropy": 1.0, "kl": 0.6}, None) == Alarm("KL(behaviour, policy)", 0.6, 0.5)
     assert guard.judge({}, None) is None
+
+
+def test_the_guard_decides_the_same_after_a_checkpoint():
+    bounds = Guard(min_entropy_share=0.1)
+    guard, again, forgetful = CollapseGuard(bounds), CollapseGuard(bounds), CollapseGuard(bounds)
+    guard.judge({"entropy": 2.0}, None)
+    written = run({**SYNC}, of=faultless(), updates=2, checkpoint={"every_updates": 1}, adapt=with_trainer(_Certain))
+    stored = payloads(written, CheckpointWritten)[-1]
+    assert stored.guard == GuardState(first_entropy=2.0)
+    # A log that begins with the checkpoint still holds what the guard has to know.
+    begin = next(event for event in written.events if isinstance(event.payload, CheckpointWritten))
+    again.recall(recover([begin]).guard)
+    later = {"entropy": 0.15}
+    assert guard.judge(later, None) == again.judge(later, None) == Alarm("entropy", 0.15, 0.2)
+    assert forgetful.judge(later, None) is None
+
+
+class _Certain(_Around):
+    """Says that the first update had an entropy of 2 nats and every later one of 1."""
+
+    async def update(self, plan, timeout_s):
+        result = await self._trainer.update(plan, timeout_s)
+        return msgspec.structs.replace(
+            result, metrics={**result.metrics, "entropy": 2.0 if result.version == 1 else 1.0}
+        )
 
 
 def test_updates_keep_no_rows_in_the_log():

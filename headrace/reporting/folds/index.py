@@ -21,6 +21,7 @@ from headrace.records.batch import (
 )
 from headrace.records.events import Event
 from headrace.records.execution import ExecutionStatus
+from headrace.records.gate import BatchGated
 from headrace.records.ids import Address, EpisodeId, GroupId, PolicyRef
 from headrace.records.provenance import Read, read_record
 from headrace.records.reward import RewardRule, reward_of
@@ -127,6 +128,7 @@ class UpdateLife:
     groups: tuple[GroupId, ...] = ()
     selected_ns: int | None = None
     scored: BatchScored | None = None
+    gated: BatchGated | None = None
     planned: BatchPlanned | None = None
     rows: tuple[BatchRow, ...] = ()
     completed_ns: int | None = None
@@ -287,6 +289,8 @@ class RunIndex:
         match event.payload:
             case BatchScored(update=update):
                 self._update(update).scored = event.payload
+            case BatchGated(update=update):
+                self._update(update).gated = event.payload
             case BatchPlanned(update=update, plan=plan):
                 life = self._update(update)
                 life.planned, life.groups = event.payload, event.payload.groups

@@ -5,6 +5,7 @@ Invariant: rows and tokens add up over difficulties to those of the log; a figur
 
 import msgspec
 
+from headrace.records.gate import BatchGated, Breach
 from headrace.records.update import SignalFigures, TokenCounts
 from headrace.reporting.folds.index import RunIndex
 from headrace.reporting.quantities import ratio
@@ -23,6 +24,8 @@ class StratumSignal(msgspec.Struct, frozen=True):
         kl_k1: KL(behaviour, trainer), token-weighted mean over updates, nats per token.
         kl_k3: the same by the estimate that is never negative.
         counts: what updates did to its tokens.
+        gated: rows that the statistical gate down-weighted, masked or rejected.
+        outside: share of scored tokens outside the clip distances; None where nobody counted.
     """
 
     difficulty: str
@@ -34,6 +37,8 @@ class StratumSignal(msgspec.Struct, frozen=True):
     kl_k1: float | None
     kl_k3: float | None
     counts: TokenCounts
+    gated: int = 0
+    outside: float | None = None
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -50,16 +55,38 @@ class Removed(msgspec.Struct, frozen=True):
     members: int
 
 
+class GateCount(msgspec.Struct, frozen=True):
+    """Batches that left one bound of the statistical gate, by what was done.
+
+    Attributes:
+        figure: that left its bound.
+        decision: what was done.
+        batches: how many.
+        worst: the furthest value.
+        bound: what is allowed.
+    """
+
+    figure: str
+    decision: str
+    batches: int
+    worst: float
+    bound: float
+
+
 class LearningSignal(msgspec.Struct, frozen=True):
     """The signal of a run.
 
     Attributes:
         strata: by difficulty.
         removed: by filter and difficulty.
+        gate: by figure and decision.
+        judged: batches that the gate judged.
     """
 
     strata: tuple[StratumSignal, ...]
     removed: tuple[Removed, ...]
+    gate: tuple[GateCount, ...] = ()
+    judged: int = 0
 
 
 def learning_signal(index: RunIndex) -> LearningSignal:
@@ -67,6 +94,10 @@ def learning_signal(index: RunIndex) -> LearningSignal:
     figures: dict[str, list[SignalFigures]] = {}
     counts: dict[str, TokenCounts] = {}
     removed: dict[tuple[str, str], int] = {}
+    gated: dict[str, int] = {}
+    judged = [life.gated for life in index.updates.values() if life.gated is not None]
+    for item in (item for batch in judged for item in batch.strata):
+        gated[item.difficulty] = gated.get(item.difficulty, 0) + item.affected
     for life in index.updates.values():
         for item in life.scored.strata if life.scored else ():
             figures.setdefault(item.difficulty, []).append(item.figures)
@@ -76,12 +107,29 @@ def learning_signal(index: RunIndex) -> LearningSignal:
             key = (item.filter, item.difficulty)
             removed[key] = removed.get(key, 0) + item.members
     return LearningSignal(
-        strata=tuple(_stratum(name, found, counts.get(name, TokenCounts())) for name, found in sorted(figures.items())),
+        strata=tuple(
+            _stratum(name, found, counts.get(name, TokenCounts()), gated.get(name, 0))
+            for name, found in sorted(figures.items())
+        ),
         removed=tuple(Removed(*key, members) for key, members in sorted(removed.items())),
+        gate=_gate(judged),
+        judged=len(judged),
     )
 
 
-def _stratum(name: str, found: list[SignalFigures], counts: TokenCounts) -> StratumSignal:
+def _gate(judged: list[BatchGated]) -> tuple[GateCount, ...]:
+    found: dict[tuple[str, str], list[Breach]] = {}
+    for batch in judged:
+        for breach in batch.breaches:
+            found.setdefault((breach.figure, batch.decision), []).append(breach)
+    counts: list[GateCount] = []
+    for (figure, decision), some in sorted(found.items()):
+        worst = max(some, key=lambda item: abs(item.value - item.bound))
+        counts.append(GateCount(figure, decision, len(some), worst.value, worst.bound))
+    return tuple(counts)
+
+
+def _stratum(name: str, found: list[SignalFigures], counts: TokenCounts, gated: int) -> StratumSignal:
     tokens = sum(item.tokens for item in found)
     return StratumSignal(
         difficulty=name,
@@ -93,4 +141,8 @@ def _stratum(name: str, found: list[SignalFigures], counts: TokenCounts) -> Stra
         kl_k1=ratio(sum(item.kl_k1 * item.tokens for item in found), tokens),
         kl_k3=ratio(sum(item.kl_k3 * item.tokens for item in found), tokens),
         counts=counts,
+        gated=gated,
+        outside=ratio(sum((item.outside or 0.0) * item.tokens for item in found), tokens)
+        if any(item.outside is not None for item in found)
+        else None,
     )
