@@ -33,7 +33,7 @@ from headrace.records.learning import (
 )
 from headrace.records.task import Budget
 
-Mode = Literal["sync", "separate_async"]
+Mode = Literal["sync", "colocate_async", "separate_async"]
 StalenessPolicy = Literal["pace", "wait", "drop"]
 T = TypeVar("T")
 
@@ -178,8 +178,9 @@ class AlgorithmSection(Section, frozen=True):
 
 class ScheduleSection(Section, frozen=True):
     """Attributes:
-    mode: `sync` waits for each version's own groups and needs credit_batches = 0; `separate_async` generates while the
-        trainer computes, and new weights go live at a token boundary.
+    mode: `sync` waits for each version's own groups and needs credit_batches = 0; `colocate_async` lets generation and
+        training take turns on the same devices: what runs stands still while the trainer computes and goes on under the
+        new version; `separate_async` generates while the trainer computes, and new weights go live at a token boundary.
     batch_groups: groups of one update.
     group_size: members of a group.
     credit_batches: outstanding groups <= (credit_batches + 1) * batch_groups at every instant.

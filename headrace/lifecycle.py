@@ -98,6 +98,8 @@ STAGES: tuple[Stage, ...] = (
         (
             update.UpdateCompleted,
             update.TrainingPaused,
+            update.GenerationPaused,
+            update.GenerationResumed,
             update.WeightsStaged,
             update.WeightsPrepared,
             update.CanaryChecked,

@@ -23,7 +23,7 @@ from headrace.records.segment import GenerateRequest, TokenSegment
 from headrace.records.task import Task
 from headrace.records.terminal import Terminal
 from headrace.records.trajectory import Transcript
-from headrace.records.update import Activation, CanaryScore, RowScore, UpdateResult
+from headrace.records.update import Activation, CanaryScore, RowScore, Standstill, UpdateResult
 from headrace.records.verdict import Submission, Verdict
 
 
@@ -76,6 +76,18 @@ class Inference(Protocol):
 
     async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
         """Natural-log probabilities [T - 1] of each sequence's tokens after the first, at temperature 1."""
+        ...
+
+    async def pause(self, timeout_s: float) -> Standstill:
+        """Generates nothing from the next token boundary on, and returns once that is so; a second call changes nothing.
+
+        Requests are still taken, interrupted and cut by new versions, and weights staged, scored and activated. What runs
+        keeps its prefix and log-probs; deadlines go on.
+        """
+        ...
+
+    async def resume(self, timeout_s: float) -> Standstill:
+        """Generates again, with what stood still as with what came meanwhile."""
         ...
 
 

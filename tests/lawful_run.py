@@ -38,6 +38,8 @@ from headrace.records.task import Budget, Task, TaskDrawn
 from headrace.records.terminal import InfraError, Success, Terminal, terminal_name
 from headrace.records.trajectory import ActionOutcome, EpisodeStarted, Path, SideRecord, Transcript, TranscriptSealed
 from headrace.records.update import (
+    GenerationPaused,
+    GenerationResumed,
     UpdateCompleted,
     UpdateResult,
     WeightsActivated,
@@ -62,10 +64,10 @@ ENVIRONMENT = content_version("environment")
 GRADER = content_version("grader")
 CONFIG = Config(
     schedule=ScheduleSection(
-        mode="separate_async", batch_groups=2, group_size=2, credit_batches=1, staleness="drop", max_lag=1
+        mode="colocate_async", batch_groups=2, group_size=2, credit_batches=1, staleness="drop", max_lag=1
     )
 )
-BOUNDS = Bounds(credit_batches=1, batch_groups=2, group_size=2, max_lag=1, reward_rule=RewardRule.MEAN)
+BOUNDS = Bounds(credit_batches=1, batch_groups=2, group_size=2, max_lag=1, reward_rule=RewardRule.MEAN, is_shared=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,8 +358,10 @@ class _Script:
         plan = row_of("plan", BatchPlan(update, POLICY, update - 1, rows, content_version("algorithm"), b"key"))
         planned = BatchPlanned(update, plan.address, tuple(groups), len(rows), update - 1, 0.5, 1, 0.5)
         self._add(planned, str(update), plan)
+        self._add(GenerationPaused(update, "engine", 2, 100 * update, 0.01), str(update))
         weights = self._put(f"weights {update}".encode() * 50)
         result = UpdateResult(update, update, weights, 450, {"loss": 0.1}, 1.0)
         self._add(UpdateCompleted(result), str(update))
         self._publish(update)
+        self._add(GenerationResumed(update, "engine", 100 * update, 1.0, 0.01), str(update))
         self._outstanding -= len(groups)

@@ -23,7 +23,7 @@ from headrace.records.ids import Address, PolicyId, PolicyRef
 from headrace.records.provenance import address_of, content_version
 from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
 from headrace.records.task import Task
-from headrace.records.update import Activation, CanaryScore, RowScore, UpdateResult
+from headrace.records.update import Activation, CanaryScore, RowScore, Standstill, UpdateResult
 from headrace.records.verdict import Scored, Submission, Unscored, UnscoredCause, Verdict
 
 POLICY = PolicyId("policy")
@@ -74,6 +74,12 @@ class ScriptedInference:
 
     async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
         """Turns end by themselves."""
+
+    async def pause(self, timeout_s: float) -> Standstill:
+        raise NotImplementedError("devices are not shared here")
+
+    async def resume(self, timeout_s: float) -> Standstill:
+        raise NotImplementedError("devices are not shared here")
 
     async def stage(self, policy: PolicyRef, weights: Address, timeout_s: float) -> None:
         """There is nothing to load."""

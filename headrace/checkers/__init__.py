@@ -19,6 +19,7 @@ from headrace.checkers.sealing import Sealing
 from headrace.checkers.slots import Slots
 from headrace.checkers.tasks import TaskConservation
 from headrace.checkers.tokens import TokenAccount, TokenLedger
+from headrace.checkers.turns import SharedTurns
 from headrace.checkers.verdicts import Rewards
 from headrace.checkers.versions import Versions
 from headrace.records.provenance import Read
@@ -35,6 +36,7 @@ __all__ = [
     "Read",
     "Rewards",
     "Sealing",
+    "SharedTurns",
     "SingleOwner",
     "Slots",
     "TaskConservation",

@@ -36,6 +36,7 @@ class Bounds(msgspec.Struct, frozen=True):
         max_lag: largest lag of a trained token, where the staleness policy enforces one.
         max_uses: largest number of plans that a transcript may be in.
         reward_rule: how score components become a reward.
+        is_shared: whether engine and trainer take turns on the same devices.
     """
 
     credit_batches: int | None = None
@@ -44,6 +45,7 @@ class Bounds(msgspec.Struct, frozen=True):
     max_lag: int | None = None
     max_uses: int = 1
     reward_rule: RewardRule | None = None
+    is_shared: bool = False
 
     @property
     def max_outstanding(self) -> int | None:
@@ -73,4 +75,5 @@ def bounds_of(config: Config) -> Bounds:
         group_size=schedule.group_size,
         max_lag=None if schedule.staleness == "pace" else schedule.max_lag,
         reward_rule=RewardRule(config.algorithm.reward_rule),
+        is_shared=schedule.mode == "colocate_async",
     )

@@ -11,6 +11,7 @@ from headrace.checkers.sealing import Sealing
 from headrace.checkers.slots import Slots
 from headrace.checkers.tasks import TaskConservation
 from headrace.checkers.tokens import TokenAccount, TokenLedger
+from headrace.checkers.turns import SharedTurns
 from headrace.checkers.verdicts import Rewards
 from headrace.checkers.versions import Versions
 from headrace.records.events import Event, OrdinalState
@@ -25,7 +26,7 @@ class LawChecker:
         read: looks up sealed rows; without it the laws about their contents are left out.
     """
 
-    laws = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C10", "C12", "C14")
+    laws = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C10", "C12", "C14", "C15")
 
     def __init__(self, bounds: Bounds = UNBOUNDED, read: Read | None = None) -> None:
         self._tasks = TaskConservation()
@@ -40,6 +41,7 @@ class LawChecker:
             Rewards(bounds, read),
             GroupShape(bounds, read),
             Sealing(read),
+            SharedTurns(bounds),
             self._slots,
             self._tokens,
         )

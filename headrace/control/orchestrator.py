@@ -23,6 +23,7 @@ from headrace.control.recorder import Observer, Recorder, WorkerClock, sealed_ro
 from headrace.control.recovery import RunPast, recover
 from headrace.control.resuming import check_same_run, restore_trainer
 from headrace.control.sealing import Sealer
+from headrace.control.sharing import SharedDevices
 from headrace.control.signal import Changed
 from headrace.control.source import SourceLoop
 from headrace.control.updating import UpdateLoop, UpdateSettings
@@ -204,7 +205,8 @@ class _Loops:
         self._past = past
         self._evaluations: list[asyncio.Task[None]] = []
         leases = CountingLeases(past.lease_token)
-        runner = _member_runner(config, ports, context, leases)
+        engine_clock = WorkerClock(context.recorder, WORKER)
+        runner = _member_runner(config, ports, context, leases=leases, engine_clock=engine_clock)
         self._collector = Collector(
             runner,
             context,
@@ -232,6 +234,7 @@ class _Loops:
             ports.trainer,
             self._publisher,
             checkpointer=self._checkpointer,
+            devices=_shared_devices(config, ports, context, engine_clock),
             context=context,
             settings=_update_settings(config, staleness),
         )
@@ -322,7 +325,15 @@ def _checkpoint_settings(config: Config) -> CheckpointSettings:
     )
 
 
-def _member_runner(config: Config, ports: Ports, context: RunContext, leases: Leases) -> MemberRunner:
+def _shared_devices(config: Config, ports: Ports, context: RunContext, clock: WorkerClock) -> SharedDevices | None:
+    if config.schedule.mode != "colocate_async":
+        return None
+    return SharedDevices(ports.inference, context.recorder, clock, config.timeouts.publish_s)
+
+
+def _member_runner(
+    config: Config, ports: Ports, context: RunContext, *, leases: Leases, engine_clock: WorkerClock
+) -> MemberRunner:
     schedule, recorder = config.schedule, context.recorder
     retry = RetryRule(schedule.infra_attempts, schedule.grade_tries)
     driver = EpisodeDriver(
@@ -330,7 +341,7 @@ def _member_runner(config: Config, ports: Ports, context: RunContext, leases: Le
             ports.harness,
             ports.inference,
             ports.environment,
-            WorkerClock(recorder, WORKER),
+            engine_clock,
             WorkerClock(recorder, "environment"),
         ),
         recorder,

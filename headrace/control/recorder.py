@@ -86,7 +86,7 @@ class Recorder:
 
 
 class WorkerClock:
-    """Times of one worker as the control plane sees them: busy while at least one call is out.
+    """Times of one worker as the control plane sees them: busy while at least one call is out, paused while it is held.
 
     The recorded states partition the worker's wall time: each begins where the last one ends.
     """
@@ -95,20 +95,31 @@ class WorkerClock:
         self._recorder = recorder
         self._worker = worker
         self._calls = 0
+        self._is_held = False
         self._state = WorkerState.IDLE
         self._become(WorkerState.IDLE, "")
 
     def enter(self, detail: str = "", state: WorkerState = WorkerState.BUSY) -> None:
         """A call goes out."""
         self._calls += 1
-        if self._calls == 1:
+        if self._calls == 1 and not self._is_held:
             self._become(state, detail)
 
     def leave(self) -> None:
         """A call came back."""
         self._calls -= 1
-        if self._calls == 0:
+        if self._calls == 0 and not self._is_held:
             self._become(WorkerState.IDLE, "")
+
+    def hold(self) -> None:
+        """It stands still until `release`, whatever goes out."""
+        self._is_held = True
+        self._become(WorkerState.PAUSED, "")
+
+    def release(self) -> None:
+        """It goes on with what is out."""
+        self._is_held = False
+        self._become(WorkerState.BUSY if self._calls else WorkerState.IDLE, "")
 
     def _become(self, state: WorkerState, detail: str) -> None:
         self._recorder.record(WorkerStateChanged(self._worker, state, detail), key=self._worker)

@@ -5,12 +5,13 @@ slots come back at the version bump or with a recorded rejection. A batch withou
 version: its groups leave with a record, and the same update is tried again. An update that the guard stops is never served.
 
 * consumes: ready groups.
-* waits for: enough of them, the trainer, publication.
+* waits for: enough of them, its turn on shared devices, the trainer, publication.
 * unblocked by: a group becoming ready, or the source running dry.
 * produces: `UpdateSkipped`, or `BatchSelected`, `BatchScored`, `BatchGated`, `BatchPlanned`, `UpdateCompleted`, and a new
   version or `TrainingPaused`.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,7 @@ from headrace.control.recorder import sealed_row
 from headrace.control.recovery import RunPast, UpdatePast
 from headrace.control.scoring import batch_scored, stratum_updates
 from headrace.control.shaping import BatchShaper, filter_reason
+from headrace.control.sharing import SharedDevices
 from headrace.control.source import SourceLoop
 from headrace.errors import HeadraceError, InvariantViolated
 from headrace.ports import Trainer
@@ -82,6 +84,7 @@ class UpdateLoop:
         publisher: Publisher,
         *,
         checkpointer: Checkpointer,
+        devices: SharedDevices | None,
         context: RunContext,
         settings: UpdateSettings,
     ) -> None:
@@ -90,6 +93,7 @@ class UpdateLoop:
         self._trainer = trainer
         self._publisher = publisher
         self._checkpointer = checkpointer
+        self._devices = devices
         self._context = context
         self._recorder = context.recorder
         self._versions = context.versions
@@ -114,11 +118,15 @@ class UpdateLoop:
             shaper, groups = self._batch_again() or await self._next_batch(update)
             if not groups:
                 return "exhausted"
-            alarm = await self._update(update, groups, shaper)
+            async with contextlib.nullcontext() if self._devices is None else self._devices.training(update):
+                alarm = await self._update(update, groups, shaper)
+                if alarm is None:
+                    on_version(self._versions.current)
+                    self._checkpointer.begin(update, self._collector.frontier, self._guard.state)
+                if self._devices is not None:
+                    await self._checkpointer.settle()  # it is the trainer's work, so it belongs to the trainer's turn
             if alarm is not None:
                 return f"paused: {alarm.figure} {alarm.value:.3g} in update {update}, {alarm.bound:.3g} is allowed"
-            on_version(self._versions.current)
-            self._checkpointer.begin(update, self._collector.frontier, self._guard.state)
         await self._checkpointer.settle()
         return "completed"
 

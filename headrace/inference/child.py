@@ -28,7 +28,7 @@ from headrace.processes.child import Child
 from headrace.records.arrays import Float32Bytes, IntArray, int32_bytes
 from headrace.records.ids import Address, PolicyRef
 from headrace.records.segment import GenerateRequest, TokenSegment
-from headrace.records.update import Activation
+from headrace.records.update import Activation, Standstill
 
 ABANDON_TIMEOUT_S = 10.0
 """How long a leaving consumer waits until the child has freed its slot."""
@@ -75,6 +75,12 @@ class ChildInference:
     async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
         call = ScoreCall(tuple(int32_bytes(ids_T) for ids_T in ids), version)
         return list(decode(await self._call("score", call, timeout_s), Scores).logprobs)
+
+    async def pause(self, timeout_s: float) -> Standstill:
+        return decode(await self._call("pause", RequestIds(()), timeout_s), Standstill)
+
+    async def resume(self, timeout_s: float) -> Standstill:
+        return decode(await self._call("resume", RequestIds(()), timeout_s), Standstill)
 
     async def stats(self, timeout_s: float) -> EngineStats:
         """Where the child's time went and what it did since its start."""

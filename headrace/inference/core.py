@@ -36,7 +36,7 @@ from headrace.records.arrays import FloatArray, IntArray
 from headrace.records.ids import Address, PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest
 from headrace.records.streams import keyed_stream
-from headrace.records.update import Activation
+from headrace.records.update import Activation, Standstill
 
 _SEED_KEY_BYTES = 16
 
@@ -75,6 +75,7 @@ class EngineCore:
         self._lineup = Lineup(options, self.rows, self._passes)
         self._outputs: list[Output] = []
         self._kept: frozenset[int] = frozenset()
+        self._is_paused = False
 
     # Requests
 
@@ -108,7 +109,21 @@ class EngineCore:
     @property
     def is_idle(self) -> bool:
         """Whether `step` has nothing to do and nothing to return."""
-        return not self._turns and not self._outputs
+        return not self._outputs and (self._is_paused or not self._turns)
+
+    def pause(self) -> Standstill:
+        """Computes no token until `resume`; everything else goes on."""
+        self._is_paused = True
+        return self._standstill()
+
+    def resume(self) -> Standstill:
+        """Steps compute again."""
+        self._is_paused = False
+        return self._standstill()
+
+    def rest(self) -> None:
+        """Notes that its caller waits because there is nothing to do."""
+        self.timeline.enter("paused" if self._is_paused else "idle")
 
     # Weights
 
@@ -180,12 +195,13 @@ class EngineCore:
     def step(self) -> list[Output]:
         """Admits, prefills within the budget, decodes one token of every sequence that is ready; returns what ended."""
         self.last_work = StepWork()
-        state = self.timeline.enter("prefill")
-        self._admit()
-        self._prefill()
-        self.timeline.enter("decode")
-        self._decode()
-        self.timeline.enter(state)
+        if not self._is_paused:
+            state = self.timeline.enter("prefill")
+            self._admit()
+            self._prefill()
+            self.timeline.enter("decode")
+            self._decode()
+            self.timeline.enter(state)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -274,6 +290,10 @@ class EngineCore:
                 self._fail(turn)
             else:
                 self._end(turn, FinishReason.STOP if is_stop_n[index] else FinishReason.LENGTH)
+
+    def _standstill(self) -> Standstill:
+        computed = self.counters.prefill_tokens + self.counters.decoded_tokens
+        return Standstill(self.options.worker, len(self._turns) - len(self._lineup.waiting), computed)
 
     def _move(self, turn: Turn, version: int) -> int:
         """Cached tokens lost by handing a turn to another version; what it has so far is cut."""

@@ -17,7 +17,7 @@ from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray, float32_bytes
 from headrace.records.ids import Address, PolicyRef
 from headrace.records.segment import GenerateRequest, TokenSegment
-from headrace.records.update import Activation
+from headrace.records.update import Activation, Standstill
 
 _Item = TokenSegment | TurnTiming | Failure | BaseException
 
@@ -78,6 +78,16 @@ class InlineInference:
             scores = self._core.score(ids, version)
             await asyncio.sleep(self._cost_s(self._core.last_work))
         return [float32_bytes(score) for score in scores]
+
+    async def pause(self, timeout_s: float) -> Standstill:
+        async with self._between_steps(timeout_s):
+            return self._core.pause()
+
+    async def resume(self, timeout_s: float) -> Standstill:
+        async with self._between_steps(timeout_s):
+            standstill = self._core.resume()
+        self._drive()
+        return standstill
 
     async def stats(self, timeout_s: float) -> EngineStats:
         """Where time went and what was done since the start."""

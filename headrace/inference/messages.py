@@ -1,6 +1,6 @@
 """What the parent and an engine child say to each other over the child protocol, one struct per method.
 
-Methods: `generate` (stream of `TurnPart`), `interrupt`, `abandon`, `stage`, `activate`, `score`, `stats`.
+Methods: `generate` (stream of `TurnPart`), `interrupt`, `abandon`, `stage`, `activate`, `score`, `pause`, `resume`, `stats`.
 """
 
 from typing import TypeVar

@@ -13,7 +13,7 @@ from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray, float32_bytes, int32_bytes
 from headrace.records.ids import Address, PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
-from headrace.records.update import Activation
+from headrace.records.update import Activation, Standstill
 
 Speaker = Callable[[GenerateRequest], Awaitable[Sequence[TokenSegment]]]
 """Says the turn that a request asks for."""
@@ -40,6 +40,12 @@ class ScriptedInference:
         raise _no_weights()
 
     async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
+        raise _no_weights()
+
+    async def pause(self, timeout_s: float) -> Standstill:
+        raise _no_weights()
+
+    async def resume(self, timeout_s: float) -> Standstill:
         raise _no_weights()
 
 

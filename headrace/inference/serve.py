@@ -37,7 +37,8 @@ def serve_engine(core: EngineCore, server: Server) -> None:
     desk = _Desk(core, server)
     try:
         while True:
-            core.timeline.enter("idle" if core.is_idle else "serve")
+            if core.is_idle:
+                core.rest()
             calls = server.poll(None if core.is_idle else 0.0)
             core.timeline.enter("serve")
             for call in calls:
@@ -68,6 +69,8 @@ class _Desk:
             "stage": self._stage,
             "activate": self._activate,
             "score": self._score,
+            "pause": lambda _: encode(core.pause()),
+            "resume": lambda _: encode(core.resume()),
             "stats": lambda _: encode(core.stats()),
         }
 

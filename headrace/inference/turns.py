@@ -143,7 +143,7 @@ class Counters(msgspec.Struct):
 
 class EngineStats(msgspec.Struct, frozen=True):
     """Attributes:
-    seconds: time in each state since the start: idle, serve, prefill, decode, sync, score; they sum to `wall_s`.
+    seconds: time in each state since the start: idle, paused, serve, prefill, decode, sync, score; they sum to `wall_s`.
     wall_s: time since the start.
     counters: running totals.
     running: turns in slots.

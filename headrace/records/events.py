@@ -20,6 +20,8 @@ from headrace.records.trajectory import EpisodeStarted, TranscriptSealed
 from headrace.records.update import (
     BatchScored,
     CanaryChecked,
+    GenerationPaused,
+    GenerationResumed,
     TrainingPaused,
     UpdateCompleted,
     UpdateSkipped,
@@ -56,6 +58,8 @@ Payload = (
     | UpdateSkipped
     | UpdateCompleted
     | TrainingPaused
+    | GenerationPaused
+    | GenerationResumed
     | WeightsStaged
     | WeightsPrepared
     | WeightsCommitted
@@ -82,8 +86,8 @@ class Durability(enum.Enum):
 
 
 _DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten})
-_TELEMETRY = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed})
-_REPEATED = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed, SourceExhausted})
+_TELEMETRY = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed, GenerationPaused, GenerationResumed})
+_REPEATED = _TELEMETRY | {SourceExhausted}
 
 
 def durability(payload: Payload) -> Durability:

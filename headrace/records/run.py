@@ -44,12 +44,16 @@ class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):
 
 
 class WorkerState(enum.Enum):
-    """What a worker does with its time; the states of one worker partition wall time."""
+    """What a worker does with its time; the states of one worker partition wall time.
+
+    PAUSED is the engine's alone: it stands still in the trainer's turn on shared devices, whatever waits for it.
+    """
 
     STARTING = "starting"
     IDLE = "idle"
     BUSY = "busy"
     SYNC = "sync"
+    PAUSED = "paused"
     DOWN = "down"
 
 

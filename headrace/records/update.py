@@ -326,6 +326,56 @@ class CanaryChecked(msgspec.Struct, frozen=True, tag="canary_checked"):
     is_accepted: bool
 
 
+class Standstill(msgspec.Struct, frozen=True):
+    """Where an engine stands when it stops or goes on.
+
+    Attributes:
+        worker: who.
+        running: turns in mid-generation.
+        computed_tokens: tokens that it prefilled or sampled since its start.
+    """
+
+    worker: str
+    running: int
+    computed_tokens: int
+
+
+class GenerationPaused(msgspec.Struct, frozen=True, tag="generation_paused"):
+    """The trainer's turn on shared devices began: generation stands still at a token boundary.
+
+    Attributes:
+        update: whose turn.
+        worker: the engine that stands still.
+        running: turns in mid-generation; they keep prefix, log-probs and versions.
+        computed_tokens: what the engine has computed since its start.
+        switch_s: seconds from the request to the standstill.
+    """
+
+    update: int
+    worker: str
+    running: int
+    computed_tokens: int
+    switch_s: float
+
+
+class GenerationResumed(msgspec.Struct, frozen=True, tag="generation_resumed"):
+    """The trainer's turn ended: generation goes on.
+
+    Attributes:
+        update: whose turn it was.
+        worker: the engine that goes on.
+        computed_tokens: what it has computed since its start; as much as when it stopped.
+        held_s: seconds of the trainer's turn, publication included.
+        switch_s: seconds from the request until the engine goes on.
+    """
+
+    update: int
+    worker: str
+    computed_tokens: int
+    held_s: float
+    switch_s: float
+
+
 class CanaryScore(msgspec.Struct, frozen=True):
     """The trainer's log-probs of the canary sequence under a version.
 

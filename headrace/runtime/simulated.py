@@ -152,7 +152,8 @@ async def run_simulated(simulation: Simulation, observers: Sequence[Observer], d
     draws, shelf = Draws(scenario.workload, config.run.seed), disk.shelf
     stored = MemoryJournal(disk.storage) if simulation.keeps_log else None
     journal = CountingJournal() if stored is None else stored
-    device = SharedDevice(scenario.switch_s) if scenario.placement == "shared" else None
+    is_shared = scenario.placement == "shared" or config.schedule.mode == "colocate_async"
+    device = SharedDevice(scenario.switch_s) if is_shared else None
     trainer = SimulatedTrainer(
         scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read, device=device
     )

@@ -1,6 +1,7 @@
 """A device that generation and training take turns on.
 
-Invariant: while a trainer holds the device, no attached engine produces a token.
+Invariant: while a trainer holds the device, no attached engine produces a token. Either each of its calls takes the device,
+or the control plane takes it for a whole turn, in which calls cost no switch of their own.
 """
 
 import asyncio
@@ -21,14 +22,33 @@ class SharedDevice:
         self.switch_s = switch_s
         self._lock = asyncio.Lock()
         self._engines: list[Callable[[bool], None]] = []
+        self._turn: contextlib.AsyncExitStack | None = None
 
     def attach(self, on_hold: Callable[[bool], None]) -> None:
         """An engine learns that the device is taken (True) and given back (False)."""
         self._engines.append(on_hold)
 
+    async def begin_turn(self) -> None:
+        """Takes the device for several calls of a trainer; nothing when it is taken so already."""
+        if self._turn is None:
+            turn = contextlib.AsyncExitStack()
+            await turn.enter_async_context(self._held())
+            self._turn = turn
+
+    async def end_turn(self) -> None:
+        """Gives it back to generation."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            await turn.aclose()
+
     @contextlib.asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """Holds the device; trainers wait for one another in order of arrival."""
+        """One call of a trainer; trainers wait for one another in order of arrival."""
+        async with contextlib.nullcontext() if self._turn is not None else self._held():
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
         async with self._lock:
             loop = asyncio.get_running_loop()
             begin_s = loop.time()

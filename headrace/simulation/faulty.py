@@ -15,7 +15,7 @@ from headrace.records.ids import ActionId, Address, EpisodeId, PolicyRef
 from headrace.records.segment import GenerateRequest, TokenSegment
 from headrace.records.task import Task
 from headrace.records.terminal import Terminal
-from headrace.records.update import Activation, CanaryScore, RowScore, UpdateResult
+from headrace.records.update import Activation, CanaryScore, RowScore, Standstill, UpdateResult
 from headrace.records.verdict import Submission, Verdict
 from headrace.simulation.faults import ENDINGS, FaultKind, Interposed
 
@@ -78,6 +78,12 @@ class FaultyInference(Interposed[Inference]):
 
     async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
         return await self.call("score", lambda: self.inner.score(ids, version, timeout_s), timeout_s)
+
+    async def pause(self, timeout_s: float) -> Standstill:
+        return await self.call("pause", lambda: self.inner.pause(timeout_s), timeout_s)
+
+    async def resume(self, timeout_s: float) -> Standstill:
+        return await self.call("resume", lambda: self.inner.resume(timeout_s), timeout_s)
 
 
 class FaultyEnvironment(Interposed[Environment]):

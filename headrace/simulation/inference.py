@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import itertools
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from headrace.errors import InferenceError, IntegrityError, Outcome
 from headrace.ports import TurnTiming
@@ -19,7 +19,7 @@ from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
 from headrace.records.streams import stream
-from headrace.records.update import Activation
+from headrace.records.update import Activation, Standstill
 from headrace.simulation import tokens
 from headrace.simulation.costs import EngineCost
 from headrace.simulation.device import SharedDevice
@@ -103,8 +103,8 @@ class SimulatedInference:
         # An engine-second of prefill delays decoding by the tokens that full slots sample in a second.
         full_rate = cost.request_rates()[-1] * cost.slots
         self._prefill_work = full_rate / cost.prefill_tokens_per_s if cost.prefill_tokens_per_s else 0.0
-        if device is not None:
-            device.attach(lambda is_held: self._server.hold() if is_held else self._server.release())
+        self._device = device or SharedDevice()
+        self._device.attach(lambda is_held: self._server.hold() if is_held else self._server.release())
 
     @property
     def version(self) -> int | None:
@@ -262,6 +262,25 @@ class SimulatedInference:
             if turn is not None and not turn.done.done():
                 self._server.withdraw(turn)
                 turn.done.set_result(FinishReason.INTERRUPTED)
+
+    async def pause(self, timeout_s: float) -> Standstill:
+        await self._in_time(self._device.begin_turn(), timeout_s, "pause")
+        return self._standstill()
+
+    async def resume(self, timeout_s: float) -> Standstill:
+        await self._in_time(self._device.end_turn(), timeout_s, "resume")
+        return self._standstill()
+
+    async def _in_time(self, switch: Awaitable[None], timeout_s: float, what: str) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await switch
+        except TimeoutError:
+            raise InferenceError(f"{what}: {self._device.switch_s} s needed, {timeout_s} s allowed") from None
+
+    def _standstill(self) -> Standstill:
+        self._server.clock()
+        return Standstill(self._worker, len(self._server.active), round(self._server.computed_tokens))
 
     # --- versions
 

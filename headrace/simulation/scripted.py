@@ -14,7 +14,7 @@ from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray, float32_bytes, int32_bytes
 from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
-from headrace.records.update import Activation
+from headrace.records.update import Activation, Standstill
 from headrace.simulation.weights import SimulatedWeights, WeightShelf
 
 LOGPROB = -0.5
@@ -76,6 +76,9 @@ class ScriptedInference:
         self._held: set[int] = set()
         self._current: int | None = None
         self._running: dict[str, asyncio.Event] = {}
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self._said_tokens = 0
 
     async def generate(self, request: GenerateRequest, timeout_s: float) -> AsyncIterator[TokenSegment | TurnTiming]:
         turn = self._admit(request)
@@ -87,10 +90,15 @@ class ScriptedInference:
         try:
             async with asyncio.timeout(timeout_s):
                 for token in itertools.islice(self._tokens(turn, request.stop_ids), request.max_tokens):
+                    await self._goes_on.wait()
+                    if stop.is_set():
+                        finish = FinishReason.INTERRUPTED
+                        break
                     version = self._served(request)
                     if not pieces or pieces[-1][0] != version:
                         pieces.append((version, []))
                     pieces[-1][1].append(token)
+                    self._said_tokens += 1
                     if token in request.stop_ids:
                         finish = FinishReason.STOP
                         break
@@ -125,6 +133,14 @@ class ScriptedInference:
         self._current = policy.version
         self._held = {version for version in self._held if version in keep} | {policy.version}
         return Activation("engine", 0.0, 0)
+
+    async def pause(self, timeout_s: float) -> Standstill:
+        self._goes_on.clear()
+        return Standstill("engine", len(self._running), self._said_tokens)
+
+    async def resume(self, timeout_s: float) -> Standstill:
+        self._goes_on.set()
+        return Standstill("engine", len(self._running), self._said_tokens)
 
     async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
         if version not in self._known:

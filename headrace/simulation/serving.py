@@ -49,6 +49,7 @@ class SharedServer:
 
     Attributes:
         slot_seconds: integral of the number of active jobs over time.
+        computed_tokens: tokens of work done on all jobs so far, prefill included, a real number.
     """
 
     def __init__(self, cost: EngineCost, *, on_enter: Callable[[Job], None], on_leave: Callable[[Job], None]) -> None:
@@ -60,6 +61,7 @@ class SharedServer:
             on_leave: called when its work is done.
         """
         self.slot_seconds = 0.0
+        self.computed_tokens = 0.0
         self._rates = cost.request_rates()
         self._half = cost.context_half_tokens
         self._slots = cost.slots
@@ -125,6 +127,7 @@ class SharedServer:
             gained = elapsed_s * self._rate
             self._clock += gained
             self._context += gained * len(self._active)
+            self.computed_tokens += gained * len(self._active)
             self.slot_seconds += elapsed_s * len(self._active)
         self._clock_s = now_s
 

@@ -28,10 +28,19 @@ from headrace.records.execution import EpisodeClaimed
 from headrace.records.ids import ActionId, EpisodeId, GroupId, LeaseToken, PolicyRef
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of
+from headrace.records.run import RunEnded
 from headrace.records.segment import Origin, TokenSegment, TurnGenerated
 from headrace.records.task import SourceExhausted, TaskDrawn
 from headrace.records.trajectory import EpisodeStarted, Transcript, TranscriptSealed
-from headrace.records.update import UpdateCompleted, WeightsActivated, WeightsCommitted, WeightsPrepared, WeightsStaged
+from headrace.records.update import (
+    GenerationPaused,
+    GenerationResumed,
+    UpdateCompleted,
+    WeightsActivated,
+    WeightsCommitted,
+    WeightsPrepared,
+    WeightsStaged,
+)
 from headrace.records.verdict import Scored, Unscored, UnscoredCause, Verdict, VerdictDisputed, VerdictSealed
 
 Steps = list[Step]
@@ -315,6 +324,13 @@ C14: dict[str, Break] = {
     "a turn's tokens count twice": turn(0, FIRST, segment(0, [5, 6, 0]), segment(0, [5, 6, 0])),
     "a turn never reaches the transcript": drop(at(TurnGenerated, f"{FIRST}/1")),
 }
+C15: dict[str, Break] = {
+    "the trainer computes without its turn": drop(at(GenerationPaused)),
+    "the trainer computes after its turn": move(at(UpdateCompleted, "2"), before=at(RunEnded)),
+    "a turn never ends": drop(at(GenerationResumed)),
+    "another turn ends than began": edit(at(GenerationResumed), update=2),
+    "the engine computes in the trainer's turn": edit(at(GenerationResumed), computed_tokens=101),
+}
 
 BROKEN: dict[str, dict[str, Break]] = {
     "C1": C1,
@@ -328,4 +344,5 @@ BROKEN: dict[str, dict[str, Break]] = {
     "C10": C10,
     "C12": C12,
     "C14": C14,
+    "C15": C15,
 }

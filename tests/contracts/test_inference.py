@@ -249,6 +249,43 @@ def test_an_interrupted_turn_ends_with_what_it_has(run: Run) -> None:
     run(scenario)
 
 
+def test_a_paused_engine_computes_nothing_keeps_what_it_has_and_goes_on(run: Run) -> None:
+    async def scenario(subject: Subject) -> None:
+        before = subject.version
+        turn = await subject.start(subject.request())
+        await subject.turn(subject.request(max_tokens=2))  # behind it in line, so it has begun
+        paused = await subject.inference.pause(TIMEOUT_S)
+        assert paused == await subject.inference.pause(TIMEOUT_S)
+        late = await subject.start(subject.request(max_tokens=2))
+        await subject.publish()  # stages and activates; an engine that went on would have stepped by now
+        resumed = await subject.inference.resume(TIMEOUT_S)
+        assert paused.running == 1 and paused.computed_tokens > 0
+        assert resumed.computed_tokens == paused.computed_tokens
+        segments, _ = await turn
+        assert [segment.policy.version for segment in segments if segment.policy] == [before, subject.version]
+        assert sum(map(len, segments)) > 2
+        assert [segment.policy.version for segment in (await late)[0] if segment.policy] == [subject.version]
+
+    run(scenario)
+
+
+def test_a_paused_engine_still_gives_back_an_interrupted_turn(run: Run) -> None:
+    async def scenario(subject: Subject) -> None:
+        item = subject.request()
+        turn = await subject.start(item)
+        await subject.turn(subject.request(max_tokens=2))
+        await subject.inference.pause(TIMEOUT_S)
+        await subject.inference.interrupt([item.request_id], TIMEOUT_S)
+        if not isinstance(subject.inference, ScriptedInference):
+            segments, _ = await turn
+        await subject.inference.resume(TIMEOUT_S)
+        segments, _ = await turn
+        assert segments[-1].finish is FinishReason.INTERRUPTED
+        assert 0 < sum(map(len, segments)) < item.max_tokens
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

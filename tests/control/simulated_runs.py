@@ -20,6 +20,7 @@ from headrace.simulation.workload import Draws
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync", "credit_batches": 0},
     "one step asynchronous": {"mode": "separate_async", "credit_batches": 1},
+    "taking turns": {"mode": "colocate_async", "credit_batches": 1},
     "in order": {"mode": "separate_async", "credit_batches": 2, "order": "ordinal"},
     "wait": {"mode": "separate_async", "credit_batches": 2, "staleness": "wait", "max_lag": 2},
     "drop": {"mode": "separate_async", "credit_batches": 3, "staleness": "drop", "max_lag": 1},

@@ -24,6 +24,7 @@ from headrace.store.verify import verify_run
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync", "credit_batches": 0},
+    "taking turns": {"mode": "colocate_async", "credit_batches": 1},
     "one step asynchronous": {"mode": "separate_async", "credit_batches": 1},
 }
 UPDATES = 3

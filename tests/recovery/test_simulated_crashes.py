@@ -18,6 +18,7 @@ from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync", "credit_batches": 0},
+    "taking turns": {"mode": "colocate_async", "credit_batches": 1, "order": "ordinal"},
     "one step asynchronous": {"mode": "separate_async", "credit_batches": 1, "order": "ordinal"},
 }
 TINY = {"group_size": 2, "batch_groups": 2}

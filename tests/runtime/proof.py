@@ -9,6 +9,7 @@ from headrace.runtime.inline import run_inline
 
 SCHEDULES = {
     "sync": {"mode": "sync", "credit_batches": 0},
+    "colocate_async": {"mode": "colocate_async", "credit_batches": 1, "order": "ordinal"},
     "separate_async": {"mode": "separate_async", "credit_batches": 1, "order": "ordinal"},
 }
 
