@@ -158,7 +158,9 @@ class Publisher:
         """
         settings = self._settings
         expected = await self._trainer.canary(settings.canary, settings.timeout_s)
+        asked_s = self._recorder.elapsed_s
         scored = await self._inference.score(settings.canary, policy.version, settings.timeout_s)
+        score_s = self._recorder.elapsed_s - asked_s
         engine_T = np.concatenate([as_float32(item) for item in scored])
         trainer_T = as_float32(expected.logprobs)
         if engine_T.shape != trainer_T.shape:
@@ -168,7 +170,7 @@ class Publisher:
         difference = float(np.max(np.abs(engine_T - trainer_T)))
         is_accepted = difference <= settings.tolerance
         self._recorder.record(
-            CanaryChecked(policy, WORKER, difference, settings.tolerance, is_accepted),
+            CanaryChecked(policy, WORKER, difference, settings.tolerance, is_accepted, score_s),
             key=f"{policy}/{WORKER}",
             cause=cause,
         )

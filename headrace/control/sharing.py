@@ -10,7 +10,7 @@ its prefix, its log-probs and its versions.
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from headrace.control.recorder import Recorder, WorkerClock
 from headrace.errors import InvariantViolated
@@ -28,7 +28,7 @@ class SharedDevices:
         self._timeout_s = timeout_s
 
     @contextlib.asynccontextmanager
-    async def training(self, update: int) -> AsyncIterator[None]:
+    async def training(self, update: int) -> AsyncGenerator[None]:
         """The trainer's turn. One that ends with an exception leaves the engine still: the run is over.
 
         Raises:

@@ -317,6 +317,7 @@ class CanaryChecked(msgspec.Struct, frozen=True, tag="canary_checked"):
         max_abs_difference: largest absolute log-prob difference.
         tolerance: bound; above it the version is not served.
         is_accepted: whether it is served.
+        score_s: seconds in which the engine scored them, and generated nothing.
     """
 
     policy: PolicyRef
@@ -324,6 +325,7 @@ class CanaryChecked(msgspec.Struct, frozen=True, tag="canary_checked"):
     max_abs_difference: float
     tolerance: float
     is_accepted: bool
+    score_s: float = 0.0
 
 
 class Standstill(msgspec.Struct, frozen=True):

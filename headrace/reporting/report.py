@@ -22,6 +22,7 @@ from headrace.reporting.folds.recovery import Recovery, RecoveryTimes
 from headrace.reporting.folds.signal import LearningSignal, learning_signal
 from headrace.reporting.folds.stages import Stages, StageTimes
 from headrace.reporting.folds.strata import Strata, strata
+from headrace.reporting.folds.turns import Turns, TurnTimes
 from headrace.reporting.folds.updates import Updates, updates
 from headrace.reporting.folds.workers import Workers, WorkerTimes
 
@@ -71,6 +72,7 @@ class RunReport(msgspec.Struct, frozen=True):
         strata: fates by difficulty, length and duration.
         stages: waiting per stage and Little's law.
         flow: rates, backlog, starvation, throughput.
+        turns: what sharing devices with the trainer cost generation.
         updates: every update.
         signal: the learning signal by difficulty.
         recovery: checkpoints and resumes.
@@ -87,6 +89,7 @@ class RunReport(msgspec.Struct, frozen=True):
     strata: Strata
     stages: Stages
     flow: Flow
+    turns: Turns
     updates: Updates
     signal: LearningSignal
     recovery: Recovery
@@ -111,6 +114,7 @@ class RunFold:
         self._stages = StageTimes(self._index)
         self._flow = FlowRates(self._index)
         self._recovery = RecoveryTimes()
+        self._turns = TurnTimes()
         self._workers = WorkerTimes(self._index)
         self._folds: tuple[Fold, ...] = (
             self._index,
@@ -120,6 +124,7 @@ class RunFold:
             self._stages,
             self._flow,
             self._recovery,
+            self._turns,
             self._workers,
         )
         self._events = 0
@@ -141,6 +146,7 @@ class RunFold:
             strata=strata(index),
             stages=self._stages.result(),
             flow=self._flow.result(),
+            turns=self._turns.result(),
             updates=updates(index),
             signal=learning_signal(index),
             recovery=self._recovery.result(),

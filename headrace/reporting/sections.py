@@ -10,7 +10,7 @@ from headrace.reporting.folds.strata import StratumFate
 from headrace.reporting.grids import Grid, Section, interval, per_resource, signed, thinned, with_unit
 from headrace.reporting.learning import learning
 from headrace.reporting.plaintext import one_line
-from headrace.reporting.quantities import ABSENT, duration, number, percent, size
+from headrace.reporting.quantities import ABSENT, duration, number, percent, ratio, size
 from headrace.reporting.recovery import recoveries
 from headrace.reporting.report import RunReport
 
@@ -312,6 +312,18 @@ def _flow(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         left=3,
     )
     yield flow.verdict
+    yield (
+        f"each publication kept generation from going on for {percent(report.updates.standstill_share)} of its update "
+        "(loading, canary, switch; computing caches again comes on top)"
+    )
+    turns = report.turns
+    if turns.number:
+        yield (
+            f"shared devices: {turns.number} turns of the trainer, {duration(turns.held_s)} in all "
+            f"({percent(ratio(turns.held_s, flow.wall_s))} of the run), {duration(turns.switch_s)} of switching; "
+            f"{number(turns.running / turns.number)} sequences stood still in mid-generation each time, and the engine "
+            f"computed {turns.computed_tokens:,} tokens meanwhile"
+        )
 
 
 def _updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:

@@ -185,7 +185,7 @@ class Log:
         policy = PolicyRef(POLICY, version)
         self.add(t_s, WeightsStaged(policy, weights_of(version), 1000), str(policy))
         self.add(t_s, WeightsPrepared(policy, "engine", 0.01), f"{policy}/engine")
-        self.add(t_s, CanaryChecked(policy, "engine", 2e-6, 1e-3, is_accepted=True), f"{policy}/engine")
+        self.add(t_s, CanaryChecked(policy, "engine", 2e-6, 1e-3, is_accepted=True, score_s=0.25), f"{policy}/engine")
         self.add(t_s, WeightsCommitted(policy, weights_of(version), kl), str(policy))
         self.add(t_s, WeightsActivated(policy, "engine", 0.02, 30), f"{policy}/engine")
 

@@ -12,8 +12,10 @@ from headrace.records.ids import PolicyRef
 from headrace.records.run import WeightsHeld, WorkerState
 from headrace.records.terminal import Failure, InfraError, Limit, Success, Truncated
 from headrace.records.trajectory import ForkCause, TranscriptSealed
+from headrace.records.update import GenerationPaused, GenerationResumed
 from headrace.records.verdict import VerdictDisputed
 from headrace.reporting.folds.funnel import Funnel
+from headrace.reporting.folds.turns import Turns
 from headrace.reporting.report import RunReport, encode_report, report_run
 
 
@@ -188,6 +190,23 @@ def test_lag_span_weights_mismatch_and_canary_stand_beside_each_update():
     assert (last.mismatch, last.canary, last.kl_to_previous) == (3e-6, 2e-6, 1e-3)
     assert (last.train_s, last.publish_s, last.compute_s) == (2.0, 2.0, 0.25)
     assert (report.largest_lag, report.smallest_ess) == (2, 0.5)
+
+
+def test_the_share_of_updates_in_which_generation_stood_still_is_loading_canary_and_switch():
+    report = report_of(two_updates()).updates
+    assert [item.standstill_s for item in report.updates] == pytest.approx([0.01 + 0.25 + 0.02] * 2)
+    assert report.standstill_share == pytest.approx(2 * 0.28 / (2 + 4))
+
+
+def test_turns_on_shared_devices_add_up_and_one_that_has_no_end_is_no_turn():
+    log = two_updates()
+    log.add(37.0, GenerationPaused(1, "engine", 3, 100, 0.5), "1")
+    log.add(40.0, GenerationResumed(1, "engine", 100, 3.0, 0.25), "1")
+    log.add(41.0, GenerationPaused(2, "engine", 5, 160, 0.5), "2")
+    log.add(45.0, GenerationResumed(2, "engine", 162, 4.0, 0.25), "2")
+    log.add(46.0, GenerationPaused(3, "engine", 5, 200, 0.5), "3")
+    assert report_of(log).turns == Turns(number=2, held_s=7.0, switch_s=1.5, running=8, computed_tokens=2)
+    assert report_of(two_updates()).turns == Turns()
 
 
 def test_rates_backlog_and_starvation_follow_from_selection_and_activation():

@@ -3,7 +3,7 @@
 import msgspec
 
 from headrace.reporting.folds.index import RunIndex, UpdateLife, VersionLife
-from headrace.reporting.quantities import mean, quantile
+from headrace.reporting.quantities import mean, quantile, ratio
 
 
 class UpdateFigures(msgspec.Struct, frozen=True):
@@ -32,7 +32,8 @@ class UpdateFigures(msgspec.Struct, frozen=True):
         train_s: selection to optimizer step, seconds.
         compute_s: forward, backward and step, seconds.
         publish_s: optimizer step to activation, seconds.
-        pause_s: seconds in which the engine generated nothing.
+        pause_s: seconds in which the switch kept the engine from generating.
+        standstill_s: the same with loading the weights and scoring the canary.
         rebuilt_tokens: cache entries computed again.
         metrics: the trainer's own, by name.
     """
@@ -60,6 +61,7 @@ class UpdateFigures(msgspec.Struct, frozen=True):
     compute_s: float | None
     publish_s: float | None
     pause_s: float | None
+    standstill_s: float | None
     rebuilt_tokens: int | None
     metrics: dict[str, float]
 
@@ -79,6 +81,8 @@ class Updates(msgspec.Struct, frozen=True):
         largest_span: inside one trajectory.
         smallest_ess: lowest effective sample size fraction.
         rows_per_episode: trained rows over episodes; 1 when no episode forked, None when nothing trained.
+        standstill_share: seconds in which publications kept the engine from generating over those of the updates, from
+            selection to activation; the computing of caches comes on top. None when nothing was measured.
     """
 
     updates: tuple[UpdateFigures, ...]
@@ -92,6 +96,7 @@ class Updates(msgspec.Struct, frozen=True):
     largest_span: int | None
     smallest_ess: float | None
     rows_per_episode: float | None
+    standstill_share: float | None
 
 
 def updates(index: RunIndex) -> Updates:
@@ -115,6 +120,7 @@ def updates(index: RunIndex) -> Updates:
         largest_span=max((item.max_span for item in figures if item.max_span is not None), default=None),
         smallest_ess=min((item.ess_fraction for item in figures if item.ess_fraction is not None), default=None),
         rows_per_episode=sum(item.rows or 0 for item in figures) / num_episodes if num_episodes else None,
+        standstill_share=_standstill_share(figures),
     )
 
 
@@ -149,9 +155,25 @@ def _figures(life: UpdateLife, version: VersionLife | None) -> UpdateFigures:
         compute_s=result.compute_s if result else None,
         publish_s=_seconds(life.completed_ns, activated_ns),
         pause_s=version.pause_s if version else None,
+        standstill_s=_standstill_s(version),
         rebuilt_tokens=version.rebuilt_tokens if version else None,
         metrics=dict(sorted(result.metrics.items())) if result else {},
     )
+
+
+def _standstill_s(version: VersionLife | None) -> float | None:
+    if version is None or version.pause_s is None or version.load_s is None:
+        return None
+    return version.load_s + (version.canary.score_s if version.canary else 0.0) + version.pause_s
+
+
+def _standstill_share(figures: tuple[UpdateFigures, ...]) -> float | None:
+    parts = [
+        (item.standstill_s, item.train_s + item.publish_s)
+        for item in figures
+        if item.standstill_s is not None and item.train_s is not None and item.publish_s is not None
+    ]
+    return ratio(sum(still_s for still_s, _ in parts), sum(whole_s for _, whole_s in parts))
 
 
 def _seconds(begin_ns: int | None, end_ns: int | None) -> float | None:
