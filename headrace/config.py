@@ -32,6 +32,7 @@ from headrace.records.learning import (
     tag_of,
 )
 from headrace.records.task import Budget
+from headrace.records.weighing import StratumWeights
 
 Mode = Literal["sync", "colocate_async", "separate_async"]
 StalenessPolicy = Literal["pace", "wait", "drop"]
@@ -122,6 +123,7 @@ class AlgorithmSection(Section, frozen=True):
     critic: the value model of `gae`.
     guard: when an update pauses the run.
     gate: bounds on the raw sequence weights of a batch, and what becomes of rows beyond them.
+    stratum_weights: how much rows count by the difficulty of their task.
     """
 
     advantage: AdvantageName = "mean"
@@ -142,6 +144,7 @@ class AlgorithmSection(Section, frozen=True):
     critic: Critic = Critic()
     guard: Guard = Guard()
     gate: Gate = Gate()
+    stratum_weights: StratumWeights = StratumWeights()
 
     def check(self) -> None:
         """Raises ConfigError for choices that contradict each other or numbers out of bounds."""
@@ -171,6 +174,8 @@ class AlgorithmSection(Section, frozen=True):
             raise ConfigError(f"algorithm.critic is set, but advantage {self.advantage} has no critic; gae has one")
         if self.steps < 1:
             raise ConfigError(f"algorithm.steps is {self.steps}; it must be at least 1")
+        if not self.stratum_weights.cap >= 1:
+            raise ConfigError(f"algorithm.stratum_weights.cap is {self.stratum_weights.cap}; it must be at least 1")
         check_corrections(self.corrections, self.anchor)
         check_kl(self.kl)
         check_filters(self.filters)
@@ -188,6 +193,8 @@ class ScheduleSection(Section, frozen=True):
         group that could exceed `max_lag` is in it; `drop` rejects a group beyond `max_lag`, with a record.
     max_lag: bound of `wait` and `drop`, in updates.
     order: `ready` takes finished groups by completion, `ordinal` strictly by position in the source.
+    quotas: least share of each batch by difficulty, held while the stratum has open groups; needs order `ready`, and no rule
+        of its own on who is due.
     infra_attempts: attempts of one member after infrastructure failures, the first included.
     grade_tries: gradings of one transcript after grader failures, the first included.
     temperature: sampling temperature of training episodes.
@@ -200,6 +207,7 @@ class ScheduleSection(Section, frozen=True):
     staleness: StalenessPolicy = "pace"
     max_lag: int = 4
     order: Literal["ready", "ordinal"] = "ready"
+    quotas: dict[str, float] = {}
     infra_attempts: int = 3
     grade_tries: int = 3
     temperature: float = 1.0
@@ -315,6 +323,7 @@ class Config(Section, frozen=True):
                 f"run.deterministic with schedule.mode {schedule.mode} and order {schedule.order}; batches then depend on "
                 'arrival, set schedule.order = "ordinal"'
             )
+        _check_quotas(schedule)
         self.algorithm.check()
         if schedule.group_size == 1 and self.algorithm.advantage not in ("reinforce_pp", "gae"):
             raise ConfigError(
@@ -324,6 +333,21 @@ class Config(Section, frozen=True):
         for name in TimeoutSection.__struct_fields__:
             if not getattr(self.timeouts, name) > 0:
                 raise ConfigError(f"timeouts.{name} is {getattr(self.timeouts, name)}; it must be positive")
+
+
+def _check_quotas(schedule: ScheduleSection) -> None:
+    if not schedule.quotas:
+        return
+    total = sum(schedule.quotas.values())
+    if min(schedule.quotas.values()) <= 0 or total > 1 + 1e-9:
+        raise ConfigError(
+            f"schedule.quotas are {schedule.quotas}, {total:g} in all; each is above 0, and all at most 1"
+        )
+    if schedule.order != "ready" or schedule.staleness in ("wait", "window"):
+        raise ConfigError(
+            f"schedule.quotas with order {schedule.order} and staleness {schedule.staleness}: both say who is due; set "
+            'order = "ready" and staleness `pace` or `drop`'
+        )
 
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:

@@ -19,6 +19,7 @@ from headrace.records import (
     trajectory,
     update,
     verdict,
+    weighing,
 )
 from headrace.records.harness import ParsedTurn
 from headrace.records.reward import RewardRule
@@ -87,7 +88,14 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "batch",
         batch.BatchPlan,
-        (batch.BatchSelected, update.UpdateSkipped, update.BatchScored, gate.BatchGated, batch.BatchPlanned),
+        (
+            batch.BatchSelected,
+            update.UpdateSkipped,
+            update.BatchScored,
+            gate.BatchGated,
+            weighing.StrataWeighed,
+            batch.BatchPlanned,
+        ),
         "trainer",
         "control/updating.py",
         ("update",),

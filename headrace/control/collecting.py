@@ -20,6 +20,7 @@ from headrace.control.frontier import DataFrontier
 from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
 from headrace.control.recorder import sealed_row
 from headrace.control.recovery import QUARANTINED, AttemptPast, GroupPast, RunPast, UpdatePast
+from headrace.control.weighing import StratumLedger
 from headrace.errors import HeadraceError, IntegrityError, InvariantViolated
 from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected
 from headrace.records.events import OrdinalState, rejected_state
@@ -88,6 +89,7 @@ class Collector:
         self._num_ready = 0
         self._abandoned_in_a_row = 0
         self.frontier = DataFrontier()
+        self.ledger = StratumLedger()
 
     @property
     def outstanding(self) -> int:
@@ -123,6 +125,8 @@ class Collector:
             IntegrityError: when it is damaged and an update is under way that was planned with it.
         """
         self.frontier = past.frontier
+        if past.weighed is not None:
+            self.ledger.recall(past.weighed)
         reopened = [msgspec.msgpack.decode(self._recorder.read(address), type=Task) for address in past.reopened]
         running = [group for group in past.groups.values() if group.closed is None]
         for known in [*(past.groups[ordinal] for ordinal in past.closing), *running]:
@@ -173,6 +177,10 @@ class Collector:
         """What the deciders see of every open group."""
         return [group.as_open() for group in self._open.values()]
 
+    def difficulties(self) -> dict[int, str]:
+        """Stratum of every open group, by ordinal."""
+        return {ordinal: group.task.difficulty for ordinal, group in self._open.items()}
+
     def ready(self) -> list[Group]:
         """Finished groups, by ordinal."""
         return sorted((g for g in self._open.values() if g.ready_rank is not None), key=lambda g: g.id.ordinal)
@@ -195,6 +203,7 @@ class Collector:
         Raises:
             HeadraceError: when so many groups in a row were abandoned that the run makes no progress.
         """
+        self.ledger.reject(group.task.difficulty, reason)
         lag = group.lag(self._context.versions.current)
         lengths = [outcome.num_tokens for outcome in group.outcomes]
         self._recorder.record(

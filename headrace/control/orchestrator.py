@@ -39,6 +39,7 @@ from headrace.records.reward import RewardRule
 from headrace.records.run import RunEnded, RunStarted, WeightsHeld
 from headrace.scheduling.admission import Admission
 from headrace.scheduling.ordering import BatchOrder
+from headrace.scheduling.quotas import Quotas
 from headrace.scheduling.retention import Retention
 from headrace.scheduling.retry import RetryRule
 from headrace.scheduling.staleness import Staleness, StalenessRule
@@ -372,6 +373,7 @@ def _update_settings(config: Config, staleness: Staleness) -> UpdateSettings:
         algorithm=config.algorithm,
         order=BatchOrder(schedule.order, schedule.batch_groups, max_lag),
         staleness=staleness,
+        quotas=Quotas(schedule.quotas),
         timeout_s=config.timeouts.update_s,
     )
 

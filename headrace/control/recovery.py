@@ -36,11 +36,13 @@ from headrace.records.update import (
     WeightsStaged,
 )
 from headrace.records.verdict import VerdictSealed
+from headrace.records.weighing import StrataWeighed
 
 _RECORDED = (
     BatchSelected,
     BatchScored,
     BatchGated,
+    StrataWeighed,
     BatchPlanned,
     UpdateCompleted,
     TrainingPaused,
@@ -191,6 +193,7 @@ class RunPast:
         update: the one under way.
         updates: number of the newest completed update.
         guard: what the guard remembers.
+        weighed: newest weights by acceptance, with the counts behind them.
         rounds: held-out rounds, in the order in which they began.
         checkpoints: in order.
         recorded: steps that are not recorded again, with their sequence numbers.
@@ -212,6 +215,7 @@ class RunPast:
     update: UpdatePast | None = None
     updates: int = 0
     guard: GuardState = dataclasses.field(default_factory=GuardState)
+    weighed: StrataWeighed | None = None
     rounds: list[RoundPast] = dataclasses.field(default_factory=list[RoundPast])
     checkpoints: list[CheckpointWritten] = dataclasses.field(default_factory=list[CheckpointWritten])
     recorded: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict[tuple[str, str], int])
@@ -240,12 +244,15 @@ class _Fold:
         self.past = RunPast()
         self._bumps = Bumps()
         self._attempts: dict[Address, AttemptPast] = {}
+        self._weighed: StrataWeighed | None = None
 
     def observe(self, event: Event) -> None:
         past, payload = self.past, event.payload
         past.last_seq, past.last_ns = event.seq, event.t_ns
         if isinstance(payload, _RECORDED):
             past.recorded[kind_of(payload), event.key] = event.seq
+        if isinstance(payload, StrataWeighed):
+            self._weighed = payload
         for group in self._bumps.consumed(event):
             self._close(group.ordinal, OrdinalState.TRAINED)
         if not self._episode(event, payload) and not self._group(event, payload):
@@ -263,6 +270,7 @@ class _Fold:
             case BatchPlanned(update=update, plan=plan) if past.update is not None:
                 past.update.plan = plan
                 past.plans[update] = plan
+                past.weighed = self._weighed  # without a plan the batch is weighed, and counted, again
             case UpdateCompleted(result=result) if past.update is not None:
                 past.update.result, past.updates = result, result.update
                 if past.guard.first_entropy is None:

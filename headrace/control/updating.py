@@ -13,7 +13,7 @@ version: its groups leave with a record, and the same update is tried again. An 
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -30,15 +30,17 @@ from headrace.control.scoring import batch_scored, stratum_updates
 from headrace.control.shaping import BatchShaper, filter_reason
 from headrace.control.sharing import SharedDevices
 from headrace.control.source import SourceLoop
+from headrace.control.weighing import weighed_rows
 from headrace.errors import HeadraceError, InvariantViolated
 from headrace.ports import Trainer
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow, BatchSelected
 from headrace.records.events import OrdinalState
-from headrace.records.ids import Address, PolicyId
+from headrace.records.ids import Address, GroupId, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.streams import stream_key
 from headrace.records.update import RowScore, TrainingPaused, UpdateCompleted, UpdateResult, UpdateSkipped
 from headrace.scheduling.ordering import BatchOrder
+from headrace.scheduling.quotas import Quotas
 from headrace.scheduling.staleness import Staleness
 
 _MOST_REJECTED_BATCHES = 64
@@ -56,6 +58,7 @@ class UpdateSettings:
         algorithm: the learning signal.
         order: which ready groups come first.
         staleness: which may not train.
+        quotas: places of a batch that strata hold.
         timeout_s: deadline of scoring and of an update.
     """
 
@@ -65,6 +68,7 @@ class UpdateSettings:
     algorithm: AlgorithmSection
     order: BatchOrder
     staleness: Staleness
+    quotas: Quotas
     timeout_s: float
 
     @property
@@ -181,7 +185,8 @@ class UpdateLoop:
         order, is_last = self._settings.order, self._source.is_exhausted
         if num_ready < max(1, order.size(self._collector.outstanding, is_last)):
             return []  # asked at every change, so an answer that is plain costs no look at every open group
-        ordinals = order.choose(self._collector.open_groups(), version, is_last=is_last)
+        groups, strata = self._collector.open_groups(), self._collector.difficulties()
+        ordinals = self._settings.quotas.choose(order, groups, strata, version, is_last=is_last)
         return [self._collector.group(ordinal) for ordinal in ordinals or ()]
 
     def _cancel_stale(self, version: int) -> None:
@@ -257,7 +262,19 @@ class UpdateLoop:
                 for row in rows
             )
         self._recorder.record(decision.event(update, scores, shaper.difficulties), key=str(update), cause=cause)
-        return rows, groups
+        return self._weighed(update, rows, shaper, {group.id: group.task.difficulty for group in groups}), groups
+
+    def _weighed(
+        self, update: int, rows: tuple[BatchRow, ...], shaper: BatchShaper, difficulties: Mapping[GroupId, str]
+    ) -> tuple[BatchRow, ...]:
+        """Rows weighed by the acceptance of their stratum, where the algorithm says so."""
+        ledger, weights = self._collector.ledger, self._settings.algorithm.stratum_weights
+        ledger.accept(difficulties.values())
+        if weights.kind == "none":
+            return rows
+        weighed = ledger.weigh(update, weights)
+        self._recorder.record(weighed, key=str(update))
+        return weighed_rows(rows, weighed, shaper.difficulties)
 
     async def _step(self, plan: BatchPlan) -> UpdateResult:
         """What came of the plan. One that was durable before is taken as it was planned, and so are weights that it made."""

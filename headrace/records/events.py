@@ -31,6 +31,7 @@ from headrace.records.update import (
     WeightsStaged,
 )
 from headrace.records.verdict import VerdictDisputed, VerdictSealed
+from headrace.records.weighing import StrataWeighed
 
 Payload = (
     RunStarted
@@ -54,6 +55,7 @@ Payload = (
     | BatchSelected
     | BatchScored
     | BatchGated
+    | StrataWeighed
     | BatchPlanned
     | UpdateSkipped
     | UpdateCompleted
