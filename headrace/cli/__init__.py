@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from headrace import __version__
-from headrace.cli import episodes, planning, reading, training
+from headrace.cli import episodes, exploring, planning, reading, training
 from headrace.errors import HeadraceError
 
 _DESCRIPTION = """\
@@ -27,6 +27,7 @@ what happened
   headrace verify                                  hashes, alignment and conservation of the newest run
   headrace report                                  the report of the newest run again, from its event log alone
   headrace plan run-001                            what-if: replays a run in the simulator and recommends a layout
+  headrace explore --seeds 200                     crashes and faults over simulated runs; every law on every log
   headrace export --format parquet                 trajectories for DuckDB, Polars, datasets, verl or ATIF; or the model
 """
 
@@ -51,6 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (training, episodes, reading, planning):
+    for group in (training, episodes, reading, planning, exploring):
         group.add_commands(commands)
     return parser

@@ -128,7 +128,7 @@ class Case(Section, frozen=True):
 
 def fault_names() -> tuple[str, ...]:
     """What `--faults` may name besides `all`."""
-    return ("kill", "pair", "shuffle", *RANDOM_FAULTS)
+    return ("kill", "pair", "stop", "shuffle", *RANDOM_FAULTS)
 
 
 def parse_case(text: str) -> Case:
@@ -161,6 +161,8 @@ def case_of(seed: int, kinds: frozenset[str]) -> Case:
         faults.append(_kill(world, seed // len(names)))
     if "pair" in kinds and draws.random() < 0.5:
         faults.append(_kill(world, int(draws.integers(1 << 30))))
+    if "stop" in kinds and draws.random() < 0.125:
+        faults.append(_at_commit(draws, world, FaultKind.STOP))
     random_kinds = sorted(kinds & RANDOM_FAULTS.keys())
     if random_kinds:
         faults += [_random_fault(draws, world, random_kinds) for _ in range(int(draws.integers(0, 3)))]
@@ -180,9 +182,7 @@ def _random_fault(draws: np.random.Generator, world: str, kinds: list[str]) -> F
     name = kinds[int(draws.integers(len(kinds)))]
     calls = [(key, count) for key, count in _calls(world) if key[0] in RANDOM_FAULTS[name]]
     if name == "disk":
-        count = dict(_calls(world))[JOURNAL, "commit"]
-        kind = FaultKind.LOSE if draws.random() < 0.5 else FaultKind.REJECT
-        return Fault(worker=JOURNAL, method="commit", kind=kind, call=1 + int(draws.integers(count)))
+        return _at_commit(draws, world, FaultKind.LOSE if draws.random() < 0.5 else FaultKind.REJECT)
     (worker, method), count = calls[int(draws.integers(len(calls)))]
     delay_s = float(np.round(10.0 ** draws.uniform(-2.0, 2.0), 3))
     return Fault(
@@ -193,6 +193,11 @@ def _random_fault(draws: np.random.Generator, world: str, kinds: list[str]) -> F
         times=1 + int(draws.integers(3)) // 2 if name != "crash" else 1,
         delay_s=delay_s if name in ("delay", "crash") else 0.0,
     )
+
+
+def _at_commit(draws: np.random.Generator, world: str, kind: FaultKind) -> Fault:
+    count = dict(_calls(world))[JOURNAL, "commit"]
+    return Fault(worker=JOURNAL, method="commit", kind=kind, call=1 + int(draws.integers(count)))
 
 
 @functools.cache

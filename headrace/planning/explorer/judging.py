@@ -84,7 +84,7 @@ def run_case(case: Case) -> Found:
 def judge(case: Case, endured: Endured, events: list[Event]) -> list[Violation]:
     """Every law of the log, and what the world outside says."""
     found = laws_of(case.simulation().config, endured.disk, events)
-    if endured.ended.startswith(("stuck", "failed")):
+    if endured.ended.startswith("stuck"):
         found.append(Violation("C13", len(events), f"process {len(endured.lives)} {endured.ended}"))
     last_start_ns = max((event.t_ns for event in events if isinstance(event.payload, RunStarted)), default=0)
     found += check_liveness(events, bound_s=LIVENESS_S, quiet_from_ns=last_start_ns)
