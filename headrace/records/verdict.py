@@ -73,8 +73,9 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         if not names or len(set(names)) != len(names) or not all(names):
             raise IntegrityError(f"score components {names}: at least one is needed, each with its own name")
         for name, value in self.outcome.components:
-            if not (math.isfinite(value) and 0.0 <= value <= 1.0):
-                raise IntegrityError(f"score {name} is {value}; it must be finite and in [0, 1]")
+            # A grader in this process may hand over anything, and a bool is an int to Python.
+            if type(value) not in {int, float} or not (math.isfinite(value) and 0.0 <= value <= 1.0):
+                raise IntegrityError(f"score {name} is {value!r}; it must be a finite number in [0, 1]")
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):

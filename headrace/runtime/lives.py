@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.control.orchestrator import Ports
+from headrace.control.recorder import Observer
 from headrace.errors import HeadraceError
 from headrace.records.events import Event
 from headrace.records.ids import ActionId
@@ -75,8 +76,9 @@ def endure(
     plan: FaultPlan,
     *,
     disk: SimulatedDisk | None = None,
-    between: Callable[[int, SimulatedDisk], None] = lambda number, disk: None,
+    between: Callable[[int, SimulatedDisk], SimulatedDisk] = lambda number, disk: disk,
     later: Callable[[int, Simulation], Simulation] = lambda number, simulation: simulation,
+    observers: Sequence[Observer] = (),
 ) -> Endured:
     """The run through all its processes.
 
@@ -84,8 +86,10 @@ def endure(
         simulation: what the first process runs; laws are for whoever judges the whole log.
         plan: faults, which count calls over all processes.
         disk: where it begins; a fresh one by default.
-        between: called before process `number` >= 2 with the disk, for what happens to it while nobody runs.
+        between: called before process `number` >= 2 with the disk, for what happens to it while nobody runs; returns the
+            disk that this process finds.
         later: what process `number` >= 2 runs.
+        observers: called with every new event of every process.
 
     Raises:
         BaseException: a defect that is no failure of a run, such as an assertion.
@@ -95,10 +99,10 @@ def endure(
     lives: list[Life] = []
     while len(lives) < MOST_LIVES:
         if lives:
-            between(len(lives) + 1, disk)
+            disk = between(len(lives) + 1, disk)
         run = simulation if not lives else later(len(lives) + 1, simulation)
         before = len(injector.fired)
-        ended = _live(run, injector, disk)
+        ended = _live(run, injector, disk, observers)
         lives.append(Life(ended, len(injector.fired) - before))
         # A stuck process is a finding, and so is one that fails although it met no fault.
         is_over = _has_ended(disk) or ended.startswith("stuck")
@@ -113,7 +117,7 @@ def _has_ended(disk: SimulatedDisk) -> bool:
     return bool(ends) and ends[-1] in FINISHED
 
 
-def _live(simulation: Simulation, injector: FaultInjector, disk: SimulatedDisk) -> str:
+def _live(simulation: Simulation, injector: FaultInjector, disk: SimulatedDisk, observers: Sequence[Observer]) -> str:
     """How a process on the disk ended."""
     injector.process = ControlProcess()
     mortal = dataclasses.replace(disk, storage=MortalStorage(disk.storage, injector))
@@ -133,7 +137,7 @@ def _live(simulation: Simulation, injector: FaultInjector, disk: SimulatedDisk) 
 
     run = dataclasses.replace(simulation, adapt=adapt, watch=watch, is_checked=False)
     try:
-        return simulate(run, disk=mortal, max_time_s=MOST_LIFE_S).summary.reason
+        return simulate(run, observers, disk=mortal, max_time_s=MOST_LIFE_S).summary.reason
     except ProcessKilled:
         return "killed"
     except BaseException as error:

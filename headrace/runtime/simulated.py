@@ -52,6 +52,7 @@ class Simulation:
         adapt: may wrap ports, for instance to inject faults.
         staleness: a rule in place of the configured one.
         effect: what actions do to the world.
+        start_s: what the loop's clock says when the process begins.
         watch: called once the ports stand; awaitables that end, with a reason, when a worker is gone.
         keeps_log: whether the log is kept; without it observers see every event, laws are not checked, and a run of any
             length takes bounded memory.
@@ -66,6 +67,7 @@ class Simulation:
     adapt: Callable[[Ports], Ports] = lambda ports: ports
     staleness: Staleness | None = None
     effect: EffectClass = EffectClass.PURE
+    start_s: float = 0.0
     watch: Callable[[], Sequence[Awaitable[str]]] = tuple
     keeps_log: bool = True
 
@@ -122,7 +124,12 @@ def simulate(
         StuckLoop: when every task waits for ever, or time is over.
     """
     main = run_simulated(simulation, observers, disk or SimulatedDisk())
-    return run_virtual(main, shuffle_seed=simulation.shuffle_seed, max_time_s=max_time_s)
+    return run_virtual(
+        main,
+        shuffle_seed=simulation.shuffle_seed,
+        max_time_s=None if max_time_s is None else simulation.start_s + max_time_s,
+        start_s=simulation.start_s,
+    )
 
 
 def law_observer(checker: LawChecker) -> Observer:

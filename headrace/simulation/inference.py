@@ -106,6 +106,10 @@ class SimulatedInference:
         self._device = device or SharedDevice()
         self._device.attach(lambda is_held: self._server.hold() if is_held else self._server.release())
 
+    def twin(self, worker: str) -> "SimulatedInference":
+        """Another engine of the same kind, with devices of its own and no version yet."""
+        return SimulatedInference(self._draws, self._cost, self._shelf, policy_id=self._policy_id, worker=worker)
+
     @property
     def version(self) -> int | None:
         """The version that unpinned requests are served with; None before the first and after a crash."""

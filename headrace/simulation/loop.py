@@ -2,7 +2,8 @@
 
 Invariants:
 
-* `loop.time()` is the only clock. It starts at 0 and advances only when no callback is ready, straight to the next timer.
+* `loop.time()` is the only clock. It starts at 0, unless told otherwise, and advances only when no callback is ready,
+  straight to the next timer.
 * Timers fire by (round(when in ns), birth number). A timer that is already due fires after everything that is ready.
 * The ready queue is first in, first out. With `shuffle_seed` the next callback is drawn uniformly from all that are ready
   instead: task steps, wake-ups, done callbacks and due timers alike, so that any of them may be overtaken any number of
@@ -55,20 +56,26 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(
-        self, *, shuffle_seed: int | None = None, max_time_s: float | None = None, max_rounds: int = 1_000_000
+        self,
+        *,
+        shuffle_seed: int | None = None,
+        max_time_s: float | None = None,
+        max_rounds: int = 1_000_000,
+        start_s: float = 0.0,
     ) -> None:
-        """An idle loop at time 0.
+        """An idle loop.
 
         Args:
             shuffle_seed: draws the order of ready callbacks; None keeps first in, first out.
             max_time_s: a timer beyond it raises `OutOfTime`.
             max_rounds: passes through the ready queue at one instant after which `Livelock` is raised.
+            start_s: time at which it begins; a monotonic clock says nothing about where it starts.
         """
         self.num_callbacks = 0
         self._draws = None if shuffle_seed is None else _draws(shuffle_seed)
         self._max_ns = None if max_time_s is None else round(max_time_s * _NS)
         self._max_rounds = max_rounds
-        self._now_ns = 0
+        self._now_ns = round(start_s * _NS)
         self._births = 0
         self._ready: collections.deque[asyncio.Handle] = collections.deque()
         self._timers: list[tuple[int, int, asyncio.TimerHandle]] = []
@@ -373,7 +380,13 @@ def _draws(seed: int) -> Iterator[float]:
         yield from generator.random(1024).tolist()
 
 
-def run_virtual(main: Coroutine[Any, Any, T], *, shuffle_seed: int | None = None, max_time_s: float | None = None) -> T:
+def run_virtual(
+    main: Coroutine[Any, Any, T],
+    *,
+    shuffle_seed: int | None = None,
+    max_time_s: float | None = None,
+    start_s: float = 0.0,
+) -> T:
     """Result of the coroutine on a fresh virtual loop, on which nothing is left running.
 
     Example: `run_virtual(asyncio.sleep(1e6, "done"))` returns "done" at once.
@@ -381,14 +394,15 @@ def run_virtual(main: Coroutine[Any, Any, T], *, shuffle_seed: int | None = None
     Args:
         main: what to run.
         shuffle_seed: explores another interleaving per seed; None keeps asyncio's order.
-        max_time_s: virtual seconds that the run may take.
+        max_time_s: virtual time that the run may reach.
+        start_s: virtual time at which it begins.
 
     Raises:
         StuckLoop: a deadlock, a livelock, or time over.
         BaseException: what `main`, a callback, or else a task that nobody awaited raised. Errors of winding down after
             another error are added to that one as notes.
     """
-    loop = VirtualLoop(shuffle_seed=shuffle_seed, max_time_s=max_time_s)
+    loop = VirtualLoop(shuffle_seed=shuffle_seed, max_time_s=max_time_s, start_s=start_s)
     try:
         result = loop.run_until_complete(loop.create_task(main, name="main"))
     except BaseException as error:

@@ -66,6 +66,10 @@ class WeightShelf:
         """Whether there are weights at the address."""
         return address in self._data
 
+    def addresses(self) -> tuple[Address, ...]:
+        """Of everything that lies on it."""
+        return tuple(self._data)
+
     def remove(self, address: Address) -> None:
         """Takes the weights off the shelf, if they are there."""
         self._data.pop(address, None)

@@ -65,12 +65,19 @@ class Found(msgspec.Struct, frozen=True):
 def run_case(case: Case) -> Found:
     """The case, run and judged."""
     begin_s = time.process_time()
-    endured = endure(case.simulation(), FaultPlan(faults=case.faults))
+    disk, broken = SimulatedDisk(), list[Violation]()
+    manifests = manifests_of(disk)
+    endured = endure(
+        case.simulation(),
+        FaultPlan(faults=case.faults),
+        disk=disk,
+        observers=[lambda event: broken.extend(manifests.observe(event))],
+    )
     events = endured.events
     fired = [firing.fault for firing in endured.injector.fired]
     return Found(
         case=case,
-        violations=tuple(judge(case, endured, events)),
+        violations=(*broken, *judge(case, endured, events)),
         lives=tuple(life.ended for life in endured.lives),
         points=Counter(point_name(fault) for fault in fired if fault.kind in ENDINGS),
         branches=dict(branches_of(events)),
@@ -99,7 +106,7 @@ def judge(case: Case, endured: Endured, events: list[Event]) -> list[Violation]:
 
 
 def laws_of(config: Any, disk: SimulatedDisk, events: list[Event]) -> list[Violation]:
-    """The laws that need nothing but the log and its rows, and checkpoints against the stored weights."""
+    """The laws that need nothing but the log and its rows."""
     try:
         found = check_log(events, bounds_of(config), disk.storage.read)
     except (KeyError, IntegrityError) as error:

@@ -51,8 +51,8 @@ def _smaller(case: Case) -> Iterator[Case]:
         if fault.times > 1:
             once = msgspec.structs.replace(fault, times=1)
             yield msgspec.structs.replace(case, faults=(*case.faults[:index], once, *case.faults[index + 1 :]))
-    for name in ("updates", "batch_groups", "group_size"):
-        if getattr(case, name) > 1:
+    for name, least in (("updates", 1), ("batch_groups", 1), ("group_size", 2)):  # a group baseline takes two members
+        if getattr(case, name) > least:
             yield msgspec.structs.replace(case, **{name: getattr(case, name) - 1})
     if case.shuffle is not None:
         yield msgspec.structs.replace(case, shuffle=None)
