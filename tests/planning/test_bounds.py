@@ -97,6 +97,43 @@ def test_unequal_acceptance_shifts_the_mix_and_the_success_that_is_read_off_it()
     assert naive == pytest.approx(expected["naive_success"], abs=1e-6)
 
 
+def worst_lag(credit: int, batch: int, window: int, *, is_early: bool) -> int:
+    """Largest lag of a group that ends last of all, wherever it stands, when groups train by position within the window.
+
+    Slots come back at the version bump, or (`is_early`) with each group that a batch takes.
+    """
+    limit, worst = (credit + 1) * batch, 0
+    for last in range(3 * limit + window + 1):
+        admission = Admission(limit, needed=10**9)
+        admitted: dict[int, int] = {}
+        waiting: list[int] = []
+        version = taken = given_back = 0
+        while True:
+            while admission.hold_reason(AdmissionState(len(admitted) - given_back, 0, False)) is None:
+                waiting.append(len(admitted))
+                admitted[len(admitted)] = version
+            others = [group for group in waiting if group != last and (waiting[0] != last or group < last + window)]
+            if not others or others[0] not in waiting[:window]:
+                break
+            waiting.remove(others[0])
+            taken += 1
+            version = taken // batch
+            given_back = taken if is_early else version * batch
+        worst = max(worst, version - admitted[last])
+    return worst
+
+
+def test_the_window_bound_is_reached_and_breaks_when_slots_come_back_too_early() -> None:
+    rows = oracle("staleness")["window_worst"]["rows"]
+    for credit, batch, window, bound, at_bump, early in rows:
+        assert bounds.windowed_lag_bound(credit, batch, window) == bound >= at_bump
+        assert bound == at_bump or (credit == 0 and window > 1)  # nothing newer is open that could overtake
+        assert worst_lag(credit, batch, window, is_early=False) == at_bump
+        assert worst_lag(credit, batch, window, is_early=True) == early
+    beyond = [early - bound for *_, bound, _, early in rows]
+    assert (max(beyond), sum(value > 0 for value in beyond) > 25) == (1, True)
+
+
 def test_members_dropped_for_being_slow_shift_the_baseline_of_those_that_stay() -> None:
     case = oracle("selection_bias")["group_baseline"]
     given = case["inputs"]
