@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli import main
 
-COMMANDS = ("train", "check", "eval", "play", "replay", "ls", "show", "verify", "report", "export")
+COMMANDS = ("train", "check", "eval", "play", "replay", "ls", "show", "verify", "report", "export", "plan")
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "arithmetic" / "train.toml")
 
 
@@ -24,10 +24,12 @@ def test_every_command_teaches_by_example(command: str, capsys: pytest.CaptureFi
     [
         (["train", "none.toml"], "none.toml: no such file"),
         (["check", EXAMPLE, "tasks.kind=nothing"], "tasks.kind is 'nothing'; known: python, reasoning_gym"),
+        (["play", EXAMPLE, "--task", "0", "tasks.kind=nothing"], "tasks.kind is 'nothing'"),
         (["play", EXAMPLE, "--task", "9999"], "--task is 9999; there are 180 held-out tasks"),
         (["eval", "none@3", EXAMPLE], "no run 'none'"),
         (["eval", "none", EXAMPLE, "--temperature", "11"], "--temperature is 11.0; it must lie in [0, 10]"),
         (["replay", "episode-3"], "names no episode; write purpose.ordinal.member.attempt"),
+        (["ls"], "there is no folder runs; runs are made by `headrace train CONFIG`"),
         (["export"], "start one with `headrace train CONFIG`"),
     ],
 )
@@ -45,3 +47,15 @@ def test_a_refusal_names_value_bound_and_remedy(
 def test_an_empty_folder_of_runs_says_how_to_begin(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["ls", "--runs", str(tmp_path)]) == 0
     assert "headrace train CONFIG" in capsys.readouterr().out
+
+
+def test_the_readme_shows_every_command_and_no_other() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    shown = {line.split()[1] for line in readme.splitlines() if line.startswith("headrace ")}
+    assert shown == set(COMMANDS)
+
+
+def test_an_unknown_option_is_wrong_usage_wherever_it_stands() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", EXAMPLE, "--bogus=1", "run.seed=3"])
+    assert ended.value.code == 2

@@ -34,8 +34,7 @@ what happened
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status of a command: 0 done, 1 a stated failure, 2 wrong usage, 130 interrupted."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _options(arguments)
     try:
         return int(options.run_command(options))
     except HeadraceError as error:
@@ -44,6 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("headrace: interrupted; what was sealed is in the run's folder", file=sys.stderr)
         return 130
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; overrides may stand anywhere, where argparse alone takes none of them after an option."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if not hasattr(options, "overrides") or not all("=" in word and not word.startswith("-") for word in rest):
+        return parser.parse_args(arguments)  # which says what is wrong
+    options.overrides = [*options.overrides, *rest]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

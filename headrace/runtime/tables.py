@@ -23,8 +23,8 @@ def print_check(report: CheckReport) -> int:
     if report.fits:
         console.print(f"fits: {report.fits}", soft_wrap=True)
     console.print(
-        "full, partial, zero: marks that the grader gave; unscored: it gave none; infra: the platform failed;\n"
-        "turns, tokens: the most of one episode"
+        "full, partial, zero: marks that the grader gave; unscored: it gave none; infra: the platform failed; turns, "
+        "tokens: the most of one episode"
     )
     console.print(
         "what the environment claims at the end, without knowing the answer; the marks above are what counts:"
