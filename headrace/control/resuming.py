@@ -69,11 +69,7 @@ def check_same_run(
             differences.append(f"{name} code or options: {known[:12]} when it started, {version[:12]} now")
     if past.weights and past.weights[0] != initial:
         differences.append(f"weights of version 0: {past.weights[0][:12]} when it started, {initial[:12]} now")
-    if differences:
-        lines = "\n  ".join(differences)
-        raise ConfigError(
-            f"{started.run_id} cannot go on, it would be another run:\n  {lines}\nstart a new run instead"
-        )
+    _refuse(started.run_id, differences)
     reason = past.ended.reason if past.ended is not None else ""
     if reason.startswith("paused"):
         raise ConfigError(
@@ -84,6 +80,11 @@ def check_same_run(
             f"{started.run_id} has finished {past.version} updates and run.updates is {config.run.updates}; "
             "raise it to go on, such as run.updates=" + str(2 * past.version)
         )
+
+
+def check_same_config(run_id: str, before: Config, now: Config) -> None:
+    """Raises ConfigError, with every difference, when the configuration is another run's."""
+    _refuse(run_id, config_differences(before, now))
 
 
 def config_differences(before: Config, now: Config) -> list[str]:
@@ -126,6 +127,12 @@ async def _load_newest(trainer: Trainer, past: RunPast, timeout_s: float) -> int
             continue  # dropped by retention, or damaged: the one before replays more
         return written.update
     return None
+
+
+def _refuse(run_id: str, differences: list[str]) -> None:
+    if differences:
+        lines = "\n  ".join(differences)
+        raise ConfigError(f"{run_id} cannot go on, it would be another run:\n  {lines}\nstart a new run instead")
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from headrace.config import Config, override_config
+from headrace.control.resuming import check_same_config
 from headrace.errors import ConfigError, HeadraceError
 from headrace.records.run import RunStarted
 from headrace.reporting.progress import Progress
@@ -55,7 +56,9 @@ def resume(folder: Path, overrides: tuple[str, ...], given: Config | None = None
         HeadraceError: whatever stopped it.
     """
     with open_reader(folder) as reader:
-        config = override_config(given or _recorded_config(reader, folder), overrides)
+        recorded = _recorded_config(reader, folder)
+        config = override_config(given or recorded, overrides)
+        check_same_config(folder.name, recorded, config)  # before anything is trained or started for it
         console = Console(highlight=False)
         progress = Progress(console, updates=config.run.updates)
         progress.catch_up(reader.events())

@@ -100,3 +100,13 @@ def test_a_missing_folder_is_an_error_with_its_remedy(tmp_path: Path, capsys: py
         list_runs(tmp_path / "none")
     assert main(["ls", "--runs", str(tmp_path / "none")]) == 1
     assert "--runs" in capsys.readouterr().err
+
+
+def test_the_remedy_refuses_another_configuration_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    assert main(["train", "--resume", "run-001", "--runs", str(tmp_path), "run.seed=9"]) == 1
+    told = capsys.readouterr()
+    assert "run.seed: 7 when it started, 9 now" in told.err
+    assert "warm start" not in told.out
