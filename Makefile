@@ -6,7 +6,7 @@ CONFIG ?= examples/arithmetic/train.toml
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test check bench sim schema clean
+.PHONY: help install train test check bench sim schema vllm test-vllm clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,16 @@ bench: install ## every benchmark; for peers beside see docs/benchmarks.md
 
 schema: install ## writes docs/schema and docs/lifecycle.md anew
 	@$(BIN)/python -m headrace.documents docs
+
+vllm: install ## vLLM for CPUs in .venv-vllm (3.5 GB), for inference.kind = "vllm"
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@echo "Installing vLLM into .venv-vllm (3.5 GB: about four minutes) ..."
+	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements/vllm.txt
+	@.venv-vllm/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec 2>/dev/null; true
+	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+
+test-vllm: vllm ## the contract of the Inference port, and an update, against a real vLLM
+	@$(BIN)/python -m pytest -m vllm $(ARGS)
 
 clean: ## removes the environment and caches; runs stay
 	@rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

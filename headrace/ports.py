@@ -70,7 +70,8 @@ class Inference(Protocol):
     async def activate(self, policy: PolicyRef, keep: frozenset[int], timeout_s: float) -> Activation:
         """Serves unpinned requests with the staged version from the next token boundary on.
 
-        Versions in `keep` stay loaded for pinned requests; any other is unloaded once nothing runs on it.
+        Versions in `keep` stay loaded for pinned requests; any other is unloaded once nothing runs on it. Activating the
+        active version again takes back whatever was staged after it.
         """
         ...
 

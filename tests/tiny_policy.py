@@ -29,11 +29,11 @@ class PolicyFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, *, is_tied: bool = False, context: int = 128) -> "PolicyFolder":
+    def create(cls, path: Path, *, is_tied: bool = False, context: int = 128, width: int = 32) -> "PolicyFolder":
         path.mkdir(parents=True, exist_ok=True)
         config = LlamaConfig(
             vocab_size=VOCABULARY,
-            hidden_size=32,
+            hidden_size=width,
             intermediate_size=64,
             num_hidden_layers=2,
             num_attention_heads=4,
@@ -42,6 +42,7 @@ class PolicyFolder:
             tie_word_embeddings=is_tied,
             initializer_range=0.3,
         )
+        config.architectures = ["LlamaForCausalLM"]
         config.save_pretrained(path)
         return cls(path)
 

@@ -57,6 +57,7 @@ class Evaluator:
         self._tasks = tasks
         self._recorder = context.recorder
         self._versions = context.versions
+        self._changed = context.changed
         self._settings = settings
         self._next_ordinal = 0
         self._past: dict[str, RoundPast] = {}
@@ -87,6 +88,7 @@ class Evaluator:
             await asyncio.gather(*(self._round(version, t) for t in self._settings.temperatures))
         finally:
             self._versions.unpin(version)
+            self._changed.notify()
 
     async def _round(self, version: int, temperature: float) -> None:
         recorder, policy = self._recorder, PolicyRef(self._settings.policy_id, version)

@@ -72,6 +72,7 @@ class RunFacts:
         canary: fixed token sequences, each [T].
         copies: copies of weights that exist from the start.
         notes: what a reader has to know of the platform, by name.
+        holds_one_version: whether the engine can serve a single version at a time.
     """
 
     run_id: str
@@ -83,6 +84,7 @@ class RunFacts:
     canary: Sequence[IntArray]
     copies: tuple[WeightsHeld, ...] = ()
     notes: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    holds_one_version: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +224,11 @@ class _Loops:
             ports.trainer,
             context,
             settings=PublishSettings(
-                policy_id, facts.canary, config.policy.canary_tolerance, config.timeouts.publish_s
+                policy_id,
+                facts.canary,
+                config.policy.canary_tolerance,
+                config.timeouts.publish_s,
+                drains_pinned=facts.holds_one_version,
             ),
             clock=WorkerClock(context.recorder, "trainer"),
         )

@@ -42,12 +42,14 @@ class PublishSettings:
         canary: fixed token sequences, each [T].
         tolerance: largest absolute log-prob difference.
         timeout_s: deadline of each phase.
+        drains_pinned: wait until no version is pinned before new weights, for an engine that holds one version.
     """
 
     policy_id: PolicyId
     canary: Sequence[IntArray]
     tolerance: float
     timeout_s: float
+    drains_pinned: bool = False
 
 
 class Publisher:
@@ -66,6 +68,7 @@ class Publisher:
         self._trainer = trainer
         self._recorder = context.recorder
         self._versions = context.versions
+        self._changed = context.changed
         self._settings = settings
         self.clock = clock
 
@@ -90,11 +93,14 @@ class Publisher:
         Raises:
             InferenceError: when a phase failed or the canary disagrees; the version then was never served.
         """
+        if self._settings.drains_pinned:
+            await self._changed.wait_until(lambda: not self._versions.pinned)
         self.clock.enter("publish", WorkerState.SYNC)
         try:
             policy = PolicyRef(self._settings.policy_id, version)
             staged, kl_to_previous = await self._prepare(policy, weights, size_bytes, cause)
             if not is_sound(kl_to_previous):
+                await self._take_back(policy)
                 return False
             await self._commit(policy, weights, kl_to_previous, staged)
             return True
@@ -141,6 +147,12 @@ class Publisher:
         await recorder.durable(committed)
         self._versions.commit(policy.version, weights)
         await self._activate(policy, committed)
+
+    async def _take_back(self, policy: PolicyRef) -> None:
+        """What was staged is forgotten, and what was served before goes on."""
+        if policy.version > 0:
+            before = PolicyRef(policy.policy_id, policy.version - 1)
+            await self._inference.activate(before, self._versions.pinned, self._settings.timeout_s)
 
     async def _activate(self, policy: PolicyRef, cause: int) -> None:
         activation = await self._inference.activate(policy, self._versions.pinned, self._settings.timeout_s)

@@ -159,7 +159,7 @@ def open_renderer(family: str, settings: Mapping[str, Any], tokenizer: FamilyTok
         raise ConfigError(
             "harness.options.family is 'auto'; name the family, a model's name does not prove its template"
         )
-    from renderers import create_renderer
+    from renderers import create_renderer  # pyright: ignore[reportMissingImports] - an extra
 
     try:
         return create_renderer(tokenizer, type(config)(**settings))
@@ -170,7 +170,7 @@ def open_renderer(family: str, settings: Mapping[str, Any], tokenizer: FamilyTok
 @functools.cache
 def _package() -> Any:
     try:
-        from renderers import configs
+        from renderers import configs  # pyright: ignore[reportMissingImports] - an extra
     except ImportError as error:
         raise ConfigError(
             f"harness.kind `renderers` needs a package that is not installed ({error.name}); "

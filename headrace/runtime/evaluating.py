@@ -22,13 +22,13 @@ from headrace.records.ids import GroupId, PolicyRef, Purpose
 from headrace.records.segment import Sampling
 from headrace.records.streams import stream
 from headrace.records.task import Task
-from headrace.runtime.adapters import open_tasks, start_worker
+from headrace.runtime.adapters import open_tasks
 from headrace.runtime.bench import open_bench
+from headrace.runtime.engines import open_engine
 from headrace.runtime.folders import find_run
 from headrace.runtime.models import Model, open_model, run_config
 from headrace.runtime.parts import load_with_parts
 from headrace.runtime.preflight import model_shape, preflight, prompt_lengths, tokenizer_ids
-from headrace.runtime.workers.settings import EngineSettings, command
 from headrace.store.reader import open_reader
 
 
@@ -166,8 +166,7 @@ async def _score(model: Model, config: Config, settings: EvalSettings) -> ModelS
         vocabulary, prompts = tokenizer_ids(bench.harness), prompt_lengths(bench.harness, tasks)
         shape = model_shape(config, model.folder, vocabulary)
         fits = preflight(config, shape, vocabulary, prompts, workers=("engine",))
-        engine = EngineSettings(config.inference.options, str(model.folder), str(model.blobs), threads=1)
-        child = await start_worker("engine", command("engine", engine))
+        child = await open_engine(config.inference).start(model.folder, model.blobs)
         try:
             inference, policy = ChildInference(child), PolicyRef(model.policy.policy_id, model.policy.version)
             await inference.stage(policy, model.policy.weights, config.timeouts.publish_s)

@@ -34,12 +34,13 @@ from headrace.runtime.adapters import (
     open_tasks,
     start_worker,
 )
+from headrace.runtime.engines import open_engine
 from headrace.runtime.folders import BLOBS
 from headrace.runtime.models import keep_model_files
 from headrace.runtime.placement import GraderPlace, place_beside
 from headrace.runtime.policy import WarmStartReport, given_policy, prepare_policy, tokenizer_folder
 from headrace.runtime.preflight import measured_tasks, model_shape, preflight, prompt_lengths, tokenizer_ids
-from headrace.runtime.workers.settings import EngineSettings, TrainerSettings, command
+from headrace.runtime.workers.settings import TrainerSettings, command
 from headrace.store.blobs import FileBlobs
 from headrace.store.sqlite import SqliteJournal
 from headrace.training.child import ChildTrainer, TrainerHello
@@ -101,6 +102,7 @@ async def run_local(run: LocalRun) -> RunSummary:
             initial_bytes=size_bytes,
             canary=canary_of(tasks, harness),
             copies=_copies(hello, size_bytes, workers.grader.weights_bytes),
+            holds_one_version=open_engine(config.inference).holds_one_version,
             notes={"sandbox": _isolation(environment), "grader": place.note, "fits": fits},
         )
         ports = Ports(
@@ -132,7 +134,6 @@ class _Workers:
 @contextlib.asynccontextmanager
 async def _workers(config: Config, folder: Path, policy: Path, place: GraderPlace) -> AsyncIterator[_Workers]:
     """Engine, trainer and grader, started side by side and closed in any case."""
-    engine_settings = EngineSettings(config.inference.options, str(policy), str(folder / BLOBS), threads=1)
     trainer_settings = TrainerSettings(
         config.trainer.options, str(policy), str(folder), config.policy.policy_id, config.algorithm
     )
@@ -141,7 +142,7 @@ async def _workers(config: Config, folder: Path, policy: Path, place: GraderPlac
         return asyncio.ensure_future(start_worker("grader", place.argv))
 
     starts = [
-        asyncio.ensure_future(start_worker(WORKER, command("engine", engine_settings))),
+        asyncio.ensure_future(open_engine(config.inference).start(policy, folder / BLOBS)),
         asyncio.ensure_future(start_worker("trainer", command("trainer", trainer_settings))),
         start_grader(),
     ]

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from headrace.config import Config, decode_options
 from headrace.errors import ConfigError
 from headrace.harness import WritingHarness
-from headrace.inference.options import EngineOptions
 from headrace.records.task import Task
 from headrace.runtime.adapters import NamedTasks
+from headrace.runtime.engines import SlotOptions, open_engine
 from headrace.runtime.policy import WarmStartOptions
 
 Worker = Literal["engine", "trainer"]
@@ -102,8 +102,7 @@ def preflight(
     Raises:
         ConfigError: naming everything that does not fit.
     """
-    engine = decode_options(config.inference.options, EngineOptions, "inference.options")
-    engine.check()
+    engine = open_engine(config.inference).options
     memory = memory_of(shape, engine, config, workers)
     free = available_bytes() if available is None else available
     problems = _lengths(config, engine, shape, max(prompts, default=0))
@@ -138,7 +137,7 @@ def model_shape(config: Config, folder: Path | None, vocabulary: int) -> ModelSh
 
 
 def memory_of(
-    shape: ModelShape, engine: EngineOptions, config: Config, workers: Collection[Worker] = WORKERS
+    shape: ModelShape, engine: SlotOptions, config: Config, workers: Collection[Worker] = WORKERS
 ) -> Memory:
     """What the workers will hold."""
     size = _FLOAT_BYTES[engine.dtype]
@@ -186,7 +185,7 @@ def available_bytes() -> int:
     return free
 
 
-def _lengths(config: Config, engine: EngineOptions, shape: ModelShape, prompt: int) -> list[str]:
+def _lengths(config: Config, engine: SlotOptions, shape: ModelShape, prompt: int) -> list[str]:
     budget, problems = config.budget, list[str]()
     if budget.episode_tokens > engine.context:
         problems.append(
@@ -205,7 +204,7 @@ def _lengths(config: Config, engine: EngineOptions, shape: ModelShape, prompt: i
     return problems
 
 
-def _memory(memory: Memory, engine: EngineOptions, free: int) -> list[str]:
+def _memory(memory: Memory, engine: SlotOptions, free: int) -> list[str]:
     if memory.total <= free:
         return []
     rest = free - (memory.total - memory.cache)

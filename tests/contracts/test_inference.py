@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tiny_policy import POLICY, VOCABULARY, PolicyFolder, prompt, request
 
+from headrace.config import AdapterSection
 from headrace.errors import InferenceError, Outcome
 from headrace.inference.child import ChildInference
 from headrace.inference.core import EngineCore
@@ -28,10 +29,17 @@ from headrace.processes.child import Child
 from headrace.records.arrays import IntArray, as_float32
 from headrace.records.ids import Address, EpisodeId, PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest, TokenSegment
+from headrace.runtime.engines import open_engine
 from headrace.simulation.scripted import ScriptedInference, ScriptedTurn
 from headrace.simulation.weights import SimulatedWeights, WeightShelf
+from headrace.store.blobs import FileBlobs
 
 TESTS = Path(__file__).parents[1]
+VLLM_PYTHON = TESTS.parent / ".venv-vllm/bin/python"
+NEEDS_VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="vLLM is not installed; run `make vllm`"),
+]
 TIMEOUT_S = 60.0
 CONTEXT = 512
 LONG = 450
@@ -45,12 +53,14 @@ class Subject:
     Attributes:
         inference: the port.
         weights: address of weights that can be staged under a version.
+        holds_many: whether it can hold more versions than the active one.
         prefix: a prompt that it accepts.
         max_tokens: a turn this long does not end by itself before several swaps.
     """
 
     inference: Inference
     weights: Callable[[int], Address]
+    holds_many: bool = True
     prefix: tuple[TokenSegment, ...] = prompt(3, 1, 4, 1, 5, 9, 2, 6)
     max_tokens: int = LONG
     versions: Iterator[int] = dataclasses.field(default_factory=itertools.count)
@@ -122,25 +132,59 @@ async def scripted(folder: PolicyFolder) -> AsyncIterator[Subject]:
     yield Subject(ScriptedInference(say, encode, shelf, policy_id=POLICY, context=CONTEXT), weights)
 
 
-ENGINES = {"inline": inline, "child": child, "scripted": scripted}
+@contextlib.asynccontextmanager
+async def vllm(folder: PolicyFolder, on_swap: str = "rebuild") -> AsyncIterator[Subject]:
+    blobs = FileBlobs(folder.path / "blobs")
+
+    def publish(version: int) -> Address:
+        return blobs.put(folder.weights_path(folder.publish(version)).read_bytes())
+
+    options = {"python": str(VLLM_PYTHON), "slots": 8, "context": CONTEXT, "on_swap": on_swap}
+    process = await open_engine(AdapterSection("vllm", options)).start(folder.path, blobs.root)
+    yield Subject(ChildInference(process), publish, holds_many=False)
+    await process.close()
+
+
+def vllm_keeping(folder: PolicyFolder) -> contextlib.AbstractAsyncContextManager[Subject]:
+    return vllm(folder, "keep_kv")
+
+
+ENGINES = {"inline": inline, "child": child, "scripted": scripted, "vllm": vllm, "vllm keep_kv": vllm_keeping}
 Scenario = Callable[[Subject], Awaitable[None]]
 Run = Callable[[Scenario], None]
 
 
 @pytest.fixture(
     scope="module",
-    params=["inline", pytest.param("child", marks=pytest.mark.slow), "scripted"],
-    ids=["inline", "child", "scripted"],
+    params=[
+        "inline",
+        pytest.param("child", marks=pytest.mark.slow),
+        "scripted",
+        pytest.param("vllm", marks=NEEDS_VLLM),
+        pytest.param("vllm keep_kv", marks=NEEDS_VLLM),
+    ],
 )
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(engine: str, tmp_path_factory: pytest.TempPathFactory) -> PolicyFolder:
+    is_small = "vllm" not in engine  # its kernels take no heads smaller than 32
+    return PolicyFolder.create(
+        tmp_path_factory.mktemp("policy"), context=CONTEXT, width=32 if is_small else 128, is_tied=not is_small
+    )
+
+
+@pytest.fixture(scope="module")
+def run(engine: str, folder: PolicyFolder) -> Iterator[Run]:
     """Runs a scenario on the module's engine of this kind, which has a version active."""
-    folder = PolicyFolder.create(tmp_path_factory.mktemp("policy"), context=CONTEXT)
     with asyncio.Runner() as runner:
-        engine = ENGINES[request.param](folder)
-        subject = runner.run(engine.__aenter__())
+        opened = ENGINES[engine](folder)
+        subject = runner.run(opened.__aenter__())
         runner.run(subject.publish())
         yield lambda scenario: runner.run(asyncio.wait_for(scenario(subject), TIMEOUT_S))
-        runner.run(engine.__aexit__(None, None, None))
+        runner.run(opened.__aexit__(None, None, None))
 
 
 async def refused(call: Awaitable[object]) -> Outcome:
@@ -217,6 +261,8 @@ def test_a_pinned_turn_is_cut_by_nothing(run: Run) -> None:
         segments, timing = await turn
         assert {segment.policy.version for segment in segments if segment.policy} == {pinned}
         assert timing.preemptions == 0
+        if not subject.holds_many:
+            return
         kept, _ = await subject.turn(subject.request(pin_version=pinned, max_tokens=3))
         assert {segment.policy.version for segment in kept if segment.policy} == {pinned}
         await subject.publish()
@@ -368,5 +414,37 @@ def test_scores_are_one_logprob_per_token_after_the_first(run: Run) -> None:
         for score in scores:
             assert np.isfinite(as_float32(score)).all() and as_float32(score).max() <= 0
         assert await refused(subject.inference.score(rows, 10_000, TIMEOUT_S)) is Outcome.REJECTED
+
+    run(scenario)
+
+
+def test_what_was_staged_is_taken_back_by_activating_the_active_version(run: Run) -> None:
+    async def scenario(subject: Subject) -> None:
+        before = PolicyRef(POLICY, subject.version)
+        rows = [np.arange(9, dtype=np.int32)]
+        known = await subject.inference.score(rows, before.version, TIMEOUT_S)
+        turn = await subject.start(subject.request())
+        await subject.turn(subject.request(max_tokens=2))
+        policy = await subject.stage()
+        assert await subject.inference.score(rows, policy.version, TIMEOUT_S) != known
+        await subject.inference.activate(before, frozenset(), TIMEOUT_S)
+        assert await subject.inference.score(rows, before.version, TIMEOUT_S) == known
+        with contextlib.suppress(InferenceError):  # an engine that had loaded it in place may have lost the turn
+            segments, _ = await turn
+            assert {segment.policy for segment in segments} == {before}
+        segments, _ = await subject.turn(subject.request(max_tokens=2))
+        assert {segment.policy for segment in segments} == {before}
+
+    run(scenario)
+
+
+def test_scores_are_those_of_the_weights_that_the_version_names(run: Run, engine: str, folder: PolicyFolder) -> None:
+    if engine == "scripted":
+        pytest.skip("its weights are no model")
+
+    async def scenario(subject: Subject) -> None:
+        row = np.arange(17, dtype=np.int32)
+        (score,) = await subject.inference.score([row], subject.version, TIMEOUT_S)
+        assert np.abs(as_float32(score) - folder.logprobs(subject.version, row)).max() < 1e-4
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""The same orchestrator on simulated workers and on real child processes keeps the same promises."""
+"""The same orchestrator on simulated workers and on real child processes, of ours or with vLLM, keeps the same promises."""
 
 import asyncio
 import dataclasses
@@ -28,6 +28,15 @@ MODES: dict[str, dict[str, Any]] = {
     "one step asynchronous": {"mode": "separate_async", "credit_batches": 1},
 }
 UPDATES = 3
+VLLM = Path(__file__).parents[2] / ".venv-vllm/bin/python"
+MARKS = {
+    "simulated": (),
+    "embedded": (pytest.mark.slow,),
+    "vllm": (
+        pytest.mark.vllm,
+        pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not installed; run `make vllm`"),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +50,15 @@ class Outcome:
         return [event.payload for event in self.events if isinstance(event.payload, kind)]
 
 
-def local_config(mode: str, policy: Path) -> Config:
+def local_config(mode: str, policy: Path, engine: str) -> Config:
+    options = {"python": str(VLLM)} if engine == "vllm" else {}
     return decode_config(
         {
             "run": {"seed": 11, "updates": UPDATES},
             "budget": {"turns": 3, "episode_tokens": 200, "turn_tokens": 48, "observation_tokens": 24},
             "tasks": {"kind": "reasoning_gym", "options": {"held_out_per_stratum": 1}},
             "policy": {"kind": "folder", "options": {"path": str(policy)}},
-            "inference": {"kind": "embedded", "options": {"slots": 16, "context": 256}},
+            "inference": {"kind": engine, "options": {"slots": 16, "context": 256, **options}},
             "schedule": {"batch_groups": 4, "group_size": 4, **MODES[mode]},
             "evaluation": {"every_updates": UPDATES, "temperatures": [1.0]},
         },
@@ -56,9 +66,9 @@ def local_config(mode: str, policy: Path) -> Config:
     )
 
 
-def run_locally(mode: str, policy: Path, folder: Path) -> Outcome:
+def run_locally(mode: str, policy: Path, folder: Path, engine: str) -> Outcome:
     """A run on real children; its stored journal is verified."""
-    config = local_config(mode, policy)
+    config = local_config(mode, policy, engine)
     folder.mkdir()
     laws = law_observer(LawChecker(bounds_of(config)))
     asyncio.run(run_local(LocalRun(config, folder, observers=(laws,))))
@@ -82,8 +92,8 @@ def run_simulated(mode: str) -> Outcome:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((runtime, mode), id=f"{runtime}, {mode}", marks=[pytest.mark.slow] if runtime == "local" else [])
-        for runtime in ("simulated", "local")
+        pytest.param((runtime, mode), id=f"{runtime}, {mode}", marks=MARKS[runtime])
+        for runtime in MARKS
         for mode in MODES
     ],
 )
@@ -93,7 +103,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return run_simulated(mode)
     warm_policy: Callable[..., Path] | Path = request.getfixturevalue("warm_policy")
     assert isinstance(warm_policy, Path)
-    return run_locally(mode, warm_policy, tmp_path_factory.mktemp("runs") / "run")
+    return run_locally(mode, warm_policy, tmp_path_factory.mktemp("runs") / "run", runtime)
 
 
 def test_it_completes_and_says_so_last(outcome: Outcome) -> None:

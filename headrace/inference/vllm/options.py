@@ -1,0 +1,45 @@
+"""What the vLLM engine can be told."""
+
+from pathlib import Path
+from typing import Literal
+
+from headrace.config import Section
+from headrace.errors import ConfigError
+
+
+class VllmOptions(Section, frozen=True):
+    """Attributes:
+    worker: name under which the engine reports.
+    python: interpreter that has vLLM and this package.
+    slots: sequences that run at the same time.
+    context: largest prefix + max_tokens of a request.
+    cache_gib: memory of the key-value cache.
+    dtype: of weights and cache.
+    on_swap: what new weights do to a running sequence: `rebuild` ends it in the server and goes on with its tokens as
+        a prefix, under the new version; `keep_kv` freezes it and lets it go on with the cache of the old one.
+    threads: OpenMP threads of the server.
+    start_timeout_s: how long the server may take until it answers.
+    """
+
+    worker: str = "engine"
+    python: str = ".venv-vllm/bin/python"
+    slots: int = 64
+    context: int = 512
+    cache_gib: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    on_swap: Literal["rebuild", "keep_kv"] = "rebuild"
+    threads: int = 1
+    start_timeout_s: float = 300.0
+
+    def check(self) -> None:
+        """Raises ConfigError for a value out of its bounds, and when there is no such interpreter."""
+        for name in ("slots", "cache_gib", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"inference.options.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.context < 2:
+            raise ConfigError(f"inference.options.context is {self.context}; a prefix and one token need at least 2")
+        if not Path(self.python).exists():
+            raise ConfigError(
+                f"inference.options.python is {self.python!r}, which does not exist; `make vllm` installs vLLM into "
+                ".venv-vllm, or name another interpreter that has it"
+            )
