@@ -180,7 +180,7 @@ class VllmInference:
             turn.entries += 1
             turn.is_inside = True
             try:
-                piece = await self._client.generate(turn.name, turn.prompt, self._sampling(turn), str(held))
+                piece = await self._client.generate(turn.name, turn.prompt, self._sampling(turn), str(held.version))
             finally:
                 turn.is_inside = False
                 await self._notify()
