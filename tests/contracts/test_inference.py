@@ -43,6 +43,8 @@ NEEDS_VLLM = [
 TIMEOUT_S = 60.0
 CONTEXT = 512
 LONG = 450
+VLLM_CONTEXT = 4096
+"""A turn of a fast server has to be long to be still running while others come and go."""
 OPTIONS = EngineOptions(slots=8, context=CONTEXT, prefill_chunk=32)
 
 
@@ -139,9 +141,9 @@ async def vllm(folder: PolicyFolder, on_swap: str = "rebuild") -> AsyncIterator[
     def publish(version: int) -> Address:
         return blobs.put(folder.weights_path(folder.publish(version)).read_bytes())
 
-    options = {"python": str(VLLM_PYTHON), "slots": 8, "context": CONTEXT, "on_swap": on_swap}
+    options = {"python": str(VLLM_PYTHON), "slots": 8, "context": VLLM_CONTEXT, "on_swap": on_swap}
     process = await open_engine(AdapterSection("vllm", options)).start(folder.path, blobs.root)
-    yield Subject(ChildInference(process), publish, holds_many=False)
+    yield Subject(ChildInference(process), publish, holds_many=False, max_tokens=VLLM_CONTEXT - 64)
     await process.close()
 
 
@@ -172,7 +174,10 @@ def engine(request: pytest.FixtureRequest) -> str:
 def folder(engine: str, tmp_path_factory: pytest.TempPathFactory) -> PolicyFolder:
     is_small = "vllm" not in engine  # its kernels take no heads smaller than 32
     return PolicyFolder.create(
-        tmp_path_factory.mktemp("policy"), context=CONTEXT, width=32 if is_small else 128, is_tied=not is_small
+        tmp_path_factory.mktemp("policy"),
+        context=CONTEXT if is_small else VLLM_CONTEXT,
+        width=32 if is_small else 128,
+        is_tied=not is_small,
     )
 
 
@@ -335,7 +340,7 @@ def test_a_paused_engine_still_gives_back_an_interrupted_turn(run: Run) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"max_tokens": CONTEXT},
+        {"max_tokens": 1 << 20},
         {"max_tokens": 0},
         {"pin_version": 10_000},
         {"min_version": 10_000},

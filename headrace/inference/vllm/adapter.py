@@ -112,11 +112,12 @@ class VllmInference:
         known = self._staged.get(policy.version)
         if known is not None and known != (policy, weights):
             raise InferenceError(f"{policy} is staged with other weights, {known[1]}", Outcome.REJECTED)
-        path = self._weights_path(weights)
-        if not path.exists():
-            raise InferenceError(f"{policy}: no weights at {path}", Outcome.REJECTED)
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            path = self._weights_path(weights)
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except (KeyError, OSError) as error:
+            raise InferenceError(f"{policy}: its weights cannot be read: {error}", Outcome.REJECTED) from error
         if found != weights:
             raise InferenceError(f"{policy}: {path} hashes to {found}", Outcome.REJECTED)
         self._staged[policy.version] = (policy, weights)

@@ -33,9 +33,9 @@ _NO_DEADLINE_S = 1e9
 
 
 async def serve_port(inference: Inference, server: Server) -> None:
-    """Serves until the parent is gone."""
+    """Serves until the parent is gone. Raises whatever is not an `InferenceError`."""
     desk = _Desk(inference, server)
-    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
 
     def read() -> None:
         # A thread, since the channel's end in a child is synchronous.
@@ -44,11 +44,13 @@ async def serve_port(inference: Inference, server: Server) -> None:
                 for call in server.poll(None):
                     loop.call_soon_threadsafe(desk.take, call)
         except ParentGone:
-            loop.call_soon_threadsafe(gone.set)
+            loop.call_soon_threadsafe(desk.leave)
 
     threading.Thread(target=read, name="channel", daemon=True).start()
-    await gone.wait()
-    await desk.close()
+    try:
+        await desk.end
+    finally:
+        await desk.close()
 
 
 class _Desk:
@@ -59,6 +61,7 @@ class _Desk:
         self._server = server
         self._generations: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._methods: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
             "interrupt": self._interrupt,
             "abandon": self._abandon,
@@ -71,13 +74,24 @@ class _Desk:
         """Starts the call."""
         task = asyncio.create_task(self._answer(call), name=f"{call.method}/{call.call_id}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_done)
+
+    def leave(self) -> None:
+        """There is nobody to serve any more."""
+        if not self.end.done():
+            self.end.set_result(None)
 
     async def close(self) -> None:
         """Cancels what is open."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.end.done():
+            self.end.set_exception(error)
 
     async def _answer(self, call: Call) -> None:
         with contextlib.suppress(ParentGone):
