@@ -136,9 +136,7 @@ def model_shape(config: Config, folder: Path | None, vocabulary: int) -> ModelSh
         raise ConfigError(f"the model's configuration has no {error.args[0]!r}; a decoder's has") from error
 
 
-def memory_of(
-    shape: ModelShape, engine: SlotOptions, config: Config, workers: Collection[Worker] = WORKERS
-) -> Memory:
+def memory_of(shape: ModelShape, engine: SlotOptions, config: Config, workers: Collection[Worker] = WORKERS) -> Memory:
     """What the workers will hold."""
     size = _FLOAT_BYTES[engine.dtype]
     cache = 2 * shape.layers * engine.slots * shape.heads * (engine.context + 1) * shape.head_size * size
