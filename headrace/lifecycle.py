@@ -47,7 +47,14 @@ class Stage:
 
 
 STAGES: tuple[Stage, ...] = (
-    Stage("task", task.Task, (task.TaskDrawn, batch.GroupAdmitted), "rollout", "control/source.py", ("harness",)),
+    Stage(
+        "task",
+        task.Task,
+        (task.TaskDrawn, batch.GroupAdmitted, batch.CapacityDecided),
+        "rollout",
+        "control/source.py",
+        ("harness",),
+    ),
     Stage("harness", ParsedTurn, (trajectory.EpisodeStarted,), "rollout", "harness/", ("inference",)),
     Stage(
         "inference",

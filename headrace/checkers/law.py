@@ -70,7 +70,7 @@ def bounds_of(config: Config) -> Bounds:
     """What a run under the configuration promises."""
     schedule = config.schedule
     return Bounds(
-        credit_batches=schedule.credit_batches,
+        credit_batches=schedule.most_credit_batches,
         batch_groups=schedule.batch_groups,
         group_size=schedule.group_size,
         max_lag=None if schedule.staleness == "pace" else schedule.max_lag,

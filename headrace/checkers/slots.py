@@ -7,7 +7,7 @@ its last activation: until the next batch is selected, the groups that it consum
 
 from headrace.checkers.law import Bounds, Violation
 from headrace.checkers.tasks import Bumps
-from headrace.records.batch import BatchPlan, BatchPlanned, BatchSelected, GroupAdmitted, GroupRejected
+from headrace.records.batch import BatchPlan, BatchPlanned, BatchSelected, CapacityDecided, GroupAdmitted, GroupRejected
 from headrace.records.events import Event
 from headrace.records.ids import Address, GroupId, Purpose
 from headrace.records.provenance import Read, read_record
@@ -27,6 +27,7 @@ class Slots:
         self._read = read
         self._holders: set[GroupId] = set()
         self._oldest: dict[Address, int] = {}
+        self._limit = bounds.max_outstanding
         self._returning = 0
         self._bumps = Bumps()
 
@@ -49,6 +50,8 @@ class Slots:
                 self._holders.discard(GroupId.parse(event.key))
             case TranscriptSealed(transcript=transcript, versions=versions) if versions:
                 self._oldest[transcript] = min(versions)
+            case CapacityDecided():
+                problems += self._move(event.payload)
             case BatchSelected():
                 self._returning = 0
             case BatchPlanned():
@@ -64,10 +67,18 @@ class Slots:
         self._holders.add(group)
         if not len(self._holders) <= outstanding <= len(self._holders) + self._returning:
             problems.append(f"{group} is admitted as number {outstanding}; {len(self._holders)} groups hold a slot")
-        limit = self._bounds.max_outstanding
+        limit = self._limit
         if limit is not None and len(self._holders) > limit:
             problems.append(f"{len(self._holders)} groups hold a slot; the bound is {limit}")
         return problems
+
+    def _move(self, decided: CapacityDecided) -> list[str]:
+        """A credit that is found while the run goes on binds admissions; it never exceeds the configured bound."""
+        self._limit = decided.max_outstanding
+        bound = self._bounds.max_outstanding
+        if bound is not None and decided.max_outstanding > bound:
+            return [f"version {decided.version} allows {decided.max_outstanding} groups a slot; the bound is {bound}"]
+        return []
 
     def _lag(self, planned: BatchPlanned) -> list[str]:
         problems: list[str] = []

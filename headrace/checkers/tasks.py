@@ -45,6 +45,7 @@ class TaskConservation:
         self._open: set[int] = set()
         self._counts: Counter[OrdinalState] = Counter()
         self._bumps = Bumps()
+        self._requeued: set[GroupId] = set()
 
     @property
     def drawn(self) -> int:
@@ -62,6 +63,8 @@ class TaskConservation:
             problems += self._end(group, OrdinalState.TRAINED)
         if isinstance(event.payload, GroupRejected):
             problems += self._reject(event.key, event.payload.state)
+            if event.payload.is_requeued:
+                self._requeued.add(GroupId.parse(event.key))
         accounted = sum(self._counts.values())
         if accounted != len(self._states) or self._counts[OrdinalState.OPEN] != len(self._open):
             problems.append(f"{len(self._states)} tasks drawn, {accounted} accounted for: {self._table()}")
@@ -78,6 +81,12 @@ class TaskConservation:
         if group.ordinal in self._states:
             return [f"{group} is drawn a second time; it is {self._states[group.ordinal].value}"]
         problems: list[str] = []
+        origin = event.payload.requeued_from
+        if origin is not None and origin not in self._requeued:
+            problems.append(
+                f"{group} draws the task of {origin} again, which was not requeued, or was drawn again already"
+            )
+        self._requeued.discard(origin or group)
         if group.ordinal != len(self._states):
             problems.append(f"{group} is drawn after {len(self._states)} tasks; ordinals rise by one, so one is lost")
         self._states[group.ordinal] = OrdinalState.OPEN

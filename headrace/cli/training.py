@@ -20,7 +20,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "train",
         "Runs a training job from a TOML file. Overrides are section.key=value with TOML literals.",
         "headrace train examples/arithmetic/train.toml run.seed=3\n"
-        "headrace train examples/arithmetic/train.toml schedule.mode=separate_async schedule.credit_batches=1\n"
+        "headrace train examples/arithmetic/train.toml schedule.mode=separate_async\n"
         "headrace train --resume run-001                  after a crash, a kill or SIGTERM\n"
         "headrace train --resume run-001 run.updates=120  more updates of a finished run",
     )

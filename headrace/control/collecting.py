@@ -1,7 +1,7 @@
 """Collects members into groups, and holds finished groups until an update takes them.
 
 Invariant: a group holds its slot from admission to the version bump that consumed it or to its recorded rejection, so
-outstanding groups <= (credit_batches + 1) * batch_groups at every instant.
+outstanding groups <= (most_credit_batches + 1) * batch_groups at every instant.
 
 * consumes: drawn tasks.
 * waits for: the members of each group.
@@ -19,7 +19,7 @@ from headrace.control.context import RunContext
 from headrace.control.frontier import DataFrontier
 from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
 from headrace.control.recorder import sealed_row
-from headrace.control.recovery import QUARANTINED, AttemptPast, GroupPast, RunPast, UpdatePast
+from headrace.control.recovery import AttemptPast, GroupPast, RunPast
 from headrace.control.weighing import StratumLedger
 from headrace.errors import HeadraceError, IntegrityError, InvariantViolated
 from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected
@@ -37,7 +37,13 @@ _LEAST_SCORED = 2
 
 @dataclasses.dataclass
 class Group:
-    """An open group. Owned by the collector."""
+    """An open group. Owned by the collector.
+
+    Attributes:
+        finished: outcomes by member while the others run.
+        outcomes: of every member, once the last has ended.
+        ready_rank: place in the order of completion; None while it runs.
+    """
 
     id: GroupId
     task: Task
@@ -45,6 +51,7 @@ class Group:
     admitted_version: int
     admitted_s: float
     closed_s: float = 0.0
+    finished: dict[int, MemberOutcome] = dataclasses.field(default_factory=dict[int, MemberOutcome])
     outcomes: tuple[MemberOutcome, ...] = ()
     ready_rank: int | None = None
 
@@ -67,6 +74,10 @@ class Collector:
         group_size: members of a group.
         max_outstanding: bound on open groups.
         temperature: sampling temperature of training episodes.
+
+    Attributes:
+        max_outstanding: the same bound.
+        frontier: states of drawn ordinals.
     """
 
     def __init__(
@@ -82,7 +93,7 @@ class Collector:
         self._recorder = context.recorder
         self._context = context
         self._group_size = group_size
-        self._max_outstanding = max_outstanding
+        self.max_outstanding = max_outstanding
         self._sampling = Sampling(temperature)
         self._open: dict[int, Group] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -101,25 +112,24 @@ class Collector:
         """Groups consumed by finished updates."""
         return self.frontier.count(OrdinalState.TRAINED)
 
-    def admit(self, task: Task) -> None:
+    def admit(self, task: Task, requeued_from: GroupId | None = None) -> None:
         """Opens a group for a drawn task and starts its members."""
         group_id = GroupId.of(Purpose.TRAIN, self.frontier.draw())
         row, version = sealed_row("task", task), self._context.versions.current
         group = Group(group_id, task, row.address, version, self._recorder.elapsed_s)
         self._open[group_id.ordinal] = group
-        if self.outstanding > self._max_outstanding:
-            raise InvariantViolated(f"{self.outstanding} groups are outstanding, {self._max_outstanding} are allowed")
-        drawn = self._recorder.record(
-            TaskDrawn(row.address, task.family, task.difficulty), key=str(group_id), rows=(row,)
-        )
+        if self.outstanding > self.max_outstanding:
+            raise InvariantViolated(f"{self.outstanding} groups are outstanding, {self.max_outstanding} are allowed")
+        payload = TaskDrawn(row.address, task.family, task.difficulty, requeued_from)
+        drawn = self._recorder.record(payload, key=str(group_id), rows=(row,))
         self._record_admission(group, drawn)
         self._tasks[group_id.ordinal] = self._context.spawn(self._run_group(group), f"group/{group_id}")
 
-    def restore(self, past: RunPast) -> list[Task]:
+    def restore(self, past: RunPast) -> list[tuple[Task, GroupId]]:
         """Takes over the open groups of a run: finished ones are ready again, the others go on.
 
         Returns:
-            tasks to be drawn again, since what was stored of them is damaged.
+            tasks to be drawn again with the groups that held them, since what was stored of these is damaged.
 
         Raises:
             IntegrityError: when it is damaged and an update is under way that was planned with it.
@@ -127,7 +137,7 @@ class Collector:
         self.frontier = past.frontier
         if past.weighed is not None:
             self.ledger.recall(past.weighed)
-        reopened = [msgspec.msgpack.decode(self._recorder.read(address), type=Task) for address in past.reopened]
+        reopened: list[tuple[Task, GroupId]] = []
         running = [group for group in past.groups.values() if group.closed is None]
         for known in [*(past.groups[ordinal] for ordinal in past.closing), *running]:
             task = msgspec.msgpack.decode(self._recorder.read(known.task), type=Task)
@@ -137,8 +147,8 @@ class Collector:
                 group.admitted_version = self._context.versions.current
                 self._record_admission(group, 0)
             if (damage := self._damage(known)) is not None:
-                self._quarantine(group, damage, past.update)
-                reopened.append(task)
+                self._quarantine(group, damage, past)
+                reopened += [] if past.is_exhausted else [(task, group.id)]
         for known in (past.groups[ordinal] for ordinal in past.closing if ordinal in self._open):
             assert known.closed is not None
             group, group.closed_s = self._open[known.id.ordinal], known.closed_ns / 1e9
@@ -164,14 +174,16 @@ class Collector:
                     return f"{attempt.episode}: {error}"
         return None
 
-    def _quarantine(self, group: Group, damage: str, update: UpdatePast | None) -> None:
-        """The group leaves with a record, and is never trained on."""
+    def _quarantine(self, group: Group, damage: str, past: RunPast) -> None:
+        """The group leaves with a record, and is never trained on; an exhausted source takes no task back."""
+        update = past.update
         if update is not None and group.id in update.groups:
             raise IntegrityError(
                 f"update {update.update} was begun with {group.id}, whose stored work is damaged: {damage}; restore the row "
                 "from a copy of the journal, the run cannot go on without it"
             )
-        self.reject(group, OrdinalState.ABANDONED, f"{QUARANTINED}: {damage}")
+        is_requeued = not past.is_exhausted
+        self.reject(group, OrdinalState.ABANDONED, f"quarantined: {damage}", is_requeued=is_requeued)
 
     def open_groups(self) -> list[OpenGroup]:
         """What the deciders see of every open group."""
@@ -197,8 +209,8 @@ class Collector:
         self._abandoned_in_a_row = 0
         self._context.changed.notify()
 
-    def reject(self, group: Group, state: OrdinalState, reason: str) -> None:
-        """Gives back a group's slot without training it, with a record of why.
+    def reject(self, group: Group, state: OrdinalState, reason: str, *, is_requeued: bool = False) -> None:
+        """Gives back a group's slot without training it, with a record of why, and of whether its task is drawn again.
 
         Raises:
             HeadraceError: when so many groups in a row were abandoned that the run makes no progress.
@@ -216,6 +228,7 @@ class Collector:
                 difficulty=group.task.difficulty,
                 mean_tokens=sum(lengths) / len(lengths) if lengths else 0.0,
                 duration_s=self._recorder.elapsed_s - group.admitted_s,
+                is_requeued=is_requeued,
             ),
             key=str(group.id),
         )
@@ -224,14 +237,15 @@ class Collector:
         self._context.changed.notify()
         if state is OrdinalState.ABANDONED:
             self._abandoned_in_a_row += 1
-            if self._abandoned_in_a_row > 2 * self._max_outstanding:
+            if self._abandoned_in_a_row > 2 * self.max_outstanding:
                 raise HeadraceError(
                     f"{self._abandoned_in_a_row} groups in a row were abandoned, the last for {reason!r}; "
                     "the run makes no progress, look at the infrastructure failures in its report"
                 )
 
     def cancel(self, group: Group, reason: str) -> None:
-        """Ends a running group by a rule, with a record; its requests leave the engine."""
+        """Ends a running group by a rule, with a record of what its ended members came to; its requests leave the engine."""
+        group.outcomes = tuple(outcome for _, outcome in sorted(group.finished.items()))
         self._tasks.pop(group.id.ordinal).cancel()
         self.reject(group, OrdinalState.FILTERED, reason)
 
@@ -277,9 +291,10 @@ class Collector:
         if self._runner.is_group_scoped:
             sealed = await asyncio.gather(*(self._runner.roll(spec) for spec in specs))
             return await self._runner.grade(sealed, group.task)
-        return list(await asyncio.gather(*(self._run_member(spec) for spec in specs)))
+        return list(await asyncio.gather(*(self._run_member(spec, group) for spec in specs)))
 
-    async def _run_member(self, spec: MemberSpec) -> MemberOutcome:
+    async def _run_member(self, spec: MemberSpec, group: Group) -> MemberOutcome:
         sealed = await self._runner.roll(spec)
         (outcome,) = await self._runner.grade([sealed], spec.task)
+        group.finished[spec.member] = outcome
         return outcome

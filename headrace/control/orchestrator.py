@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import cast
 
 from headrace.config import Config
+from headrace.control.capacity import CapacityControl, CapacityWatch
 from headrace.control.checkpointing import Checkpointer, CheckpointSettings
 from headrace.control.collecting import Collector
 from headrace.control.context import RunContext, Spawn
@@ -42,7 +43,7 @@ from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.quotas import Quotas
 from headrace.scheduling.retention import Retention
 from headrace.scheduling.retry import RetryRule
-from headrace.scheduling.staleness import Staleness, StalenessRule
+from headrace.scheduling.staleness import StalenessRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,6 @@ class Orchestrator:
         facts: what the composition root knows.
         observers: called with every event.
         watch: awaitables that end, with a reason, when a worker is gone; the run then stops.
-        staleness: a rule in place of the configured one.
     """
 
     def __init__(
@@ -122,15 +122,12 @@ class Orchestrator:
         *,
         observers: Sequence[Observer] = (),
         watch: Sequence[Awaitable[str]] = (),
-        staleness: Staleness | None = None,
     ) -> None:
         self._config = config
         self._ports = ports
         self._facts = facts
         self._observers = tuple(observers)
         self._watch = tuple(watch)
-        schedule = config.schedule
-        self._staleness = staleness or StalenessRule(schedule.staleness, schedule.max_lag)
 
     async def run(self) -> RunSummary:
         """The summary, once every loop is done and the journal is durable.
@@ -146,13 +143,16 @@ class Orchestrator:
         check_same_run(
             past, self._config, journal.read, versions=_content_versions(ports), initial=self._facts.initial.weights
         )
-        recorder = Recorder(journal, self._observers, start_ns=past.last_ns, recorded=past.recorded)
+        watch = CapacityWatch() if self._config.schedule.is_credit_found else None
+        observers = self._observers if watch is None else (watch.observe, *self._observers)
+        recorder = Recorder(journal, observers, start_ns=past.last_ns, recorded=past.recorded)
         recorder.updates = past.updates
         await recorder.durable(self._record_start(recorder))
         try:
             async with asyncio.TaskGroup() as tasks:
                 context = RunContext(recorder, Versions(), Changed(), _spawner(tasks))
-                loops = _Loops(self._config, ports, self._facts, context, past=past, staleness=self._staleness)
+                capacity = CapacityControl(self._config.schedule, watch, past.credit_batches)
+                loops = _Loops(self._config, ports, self._facts, context, past=past, capacity=capacity)
                 watchers = [context.spawn(_fail_when_lost(item), "watch") for item in self._watch]
                 reason = await loops.run()
                 for watcher in watchers:
@@ -198,7 +198,14 @@ class _Loops:
     """The loops of one run, wired on a context whose task group owns every task of theirs."""
 
     def __init__(
-        self, config: Config, ports: Ports, facts: RunFacts, context: RunContext, *, past: RunPast, staleness: Staleness
+        self,
+        config: Config,
+        ports: Ports,
+        facts: RunFacts,
+        context: RunContext,
+        *,
+        past: RunPast,
+        capacity: CapacityControl,
     ) -> None:
         schedule, policy_id = config.schedule, PolicyId(config.policy.policy_id)
         self._config = config
@@ -206,6 +213,7 @@ class _Loops:
         self._context = context
         self._facts = facts
         self._past = past
+        self._capacity = capacity
         self._evaluations: list[asyncio.Task[None]] = []
         leases = CountingLeases(past.lease_token)
         engine_clock = WorkerClock(context.recorder, WORKER)
@@ -217,8 +225,9 @@ class _Loops:
             max_outstanding=schedule.max_outstanding,
             temperature=schedule.temperature,
         )
-        admission = Admission(schedule.max_outstanding, config.run.updates * schedule.batch_groups)
+        admission = Admission(config.run.updates * schedule.batch_groups)
         self._source = SourceLoop(ports.tasks, self._collector, context, admission)
+        self._source.limit(capacity.max_outstanding)
         self._publisher = Publisher(
             ports.inference,
             ports.trainer,
@@ -243,7 +252,7 @@ class _Loops:
             checkpointer=self._checkpointer,
             devices=_shared_devices(config, ports, context, engine_clock),
             context=context,
-            settings=_update_settings(config, staleness),
+            settings=_update_settings(config),
         )
         evaluation = EvaluationSettings(
             policy_id,
@@ -262,11 +271,20 @@ class _Loops:
             await self._publisher.publish(0, self._facts.initial.weights, self._facts.initial_bytes, cause=0)
             self._evaluate_if_due(0)
         admission = self._context.spawn(self._source.run(), "admission")
-        reason = await self._updates.run(self._evaluate_if_due)
+        reason = await self._updates.run(self._on_version)
         admission.cancel()
         self._collector.abandon_all("run ended")
         await asyncio.gather(*self._evaluations)
         return reason
+
+    def _on_version(self, version: int) -> None:
+        """Called at a version bump, before anything that the bump made possible happens."""
+        recorder = self._context.recorder
+        decided = self._capacity.decide(version, round(recorder.elapsed_s * 1e9), len(self._collector.ready()))
+        if decided is not None:
+            recorder.record(decided, key=str(version))
+            self._source.limit(decided.max_outstanding)
+        self._evaluate_if_due(version)
 
     def _evaluate_if_due(self, version: int) -> None:
         """Starts a held-out round and pins its version before anything newer can be published."""
@@ -308,8 +326,8 @@ class _Loops:
             ),
             key=f"{self._facts.run_id}#{self._ports.journal.epoch}",
         )
-        for task in self._collector.restore(past):
-            self._source.draw_again(task)
+        for task, group in self._collector.restore(past):
+            self._source.draw_again(task, group)
         for version in pinned:
             self._evaluate(version)
 
@@ -369,16 +387,19 @@ def _member_runner(
     )
 
 
-def _update_settings(config: Config, staleness: Staleness) -> UpdateSettings:
+def _update_settings(config: Config) -> UpdateSettings:
     schedule = config.schedule
     max_lag = schedule.max_lag if schedule.staleness == "wait" else None
+    overtaking = None
+    if schedule.staleness == "window":
+        overtaking = (schedule.max_lag - schedule.most_credit_batches) * schedule.batch_groups
     return UpdateSettings(
         updates=config.run.updates,
         seed=config.run.seed,
         policy_id=PolicyId(config.policy.policy_id),
         algorithm=config.algorithm,
-        order=BatchOrder(schedule.order, schedule.batch_groups, max_lag),
-        staleness=staleness,
+        order=BatchOrder(schedule.order, schedule.batch_groups, max_lag, overtaking),
+        staleness=StalenessRule(schedule.staleness, schedule.max_lag),
         quotas=Quotas(schedule.quotas),
         timeout_s=config.timeouts.update_s,
     )

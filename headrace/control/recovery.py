@@ -12,7 +12,14 @@ from headrace.checkers.leases import claimed_episode
 from headrace.checkers.tasks import Bumps
 from headrace.control.frontier import DataFrontier
 from headrace.records.action import ActionCommitted, ActionIntended
-from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.batch import (
+    BatchPlanned,
+    BatchSelected,
+    CapacityDecided,
+    GroupAdmitted,
+    GroupClosed,
+    GroupRejected,
+)
 from headrace.records.checkpoint import CheckpointWritten, GuardState
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.events import Event, OrdinalState, Payload, kind_of, rejected_state
@@ -53,9 +60,6 @@ _RECORDED = (
     EvaluationStarted,
 )
 """Steps that are done again on the way to where the run stood, and not recorded again."""
-
-QUARANTINED = "quarantined"
-"""First word of the reason for which a group is rejected whose stored work is damaged; its task is drawn again."""
 
 
 @dataclasses.dataclass
@@ -184,9 +188,10 @@ class RunPast:
         lease_token: highest token granted.
         weights: committed versions.
         frontier: drawn tasks and their states.
-        tasks: addresses of all drawn tasks, by ordinal.
+        tasks: addresses of all tasks that the source gave, in order.
+        requeued: addresses of tasks that wait to be drawn again, by the rejected group, in order.
+        credit_batches: the credit that the run came to; None where it is fixed.
         is_exhausted: whether the source had no further task.
-        reopened: addresses of tasks whose stored work was found damaged, and that were not drawn again yet.
         groups: open ones, by ordinal.
         closing: of those, closed ones in the order in which they closed.
         plans: the update's number to the address of its plan, for every committed version.
@@ -207,8 +212,9 @@ class RunPast:
     weights: dict[int, Address] = dataclasses.field(default_factory=dict[int, Address])
     frontier: DataFrontier = dataclasses.field(default_factory=DataFrontier)
     tasks: list[Address] = dataclasses.field(default_factory=list[Address])
+    requeued: dict[GroupId, Address] = dataclasses.field(default_factory=dict[GroupId, Address])
+    credit_batches: float | None = None
     is_exhausted: bool = False
-    reopened: list[Address] = dataclasses.field(default_factory=list[Address])
     groups: dict[int, GroupPast] = dataclasses.field(default_factory=dict[int, GroupPast])
     closing: list[int] = dataclasses.field(default_factory=list[int])
     plans: dict[int, Address] = dataclasses.field(default_factory=dict[int, Address])
@@ -302,12 +308,15 @@ class _Fold:
         """Whether it was about a group."""
         past = self.past
         match payload:
-            case TaskDrawn(task=task):
+            case TaskDrawn(task=task, requeued_from=requeued_from):
                 ordinal = past.frontier.draw()
                 past.groups[ordinal] = GroupPast(GroupId.of(Purpose.TRAIN, ordinal), task, admitted_ns=event.t_ns)
-                past.tasks.append(task)
-                if task in past.reopened:
-                    past.reopened.remove(task)
+                if requeued_from is None:
+                    past.tasks.append(task)
+                else:
+                    del past.requeued[requeued_from]
+            case CapacityDecided(credit_batches=credit_batches):
+                past.credit_batches = credit_batches
             case SourceExhausted():
                 past.is_exhausted = True
             case GroupAdmitted(size=size, version=version):
@@ -317,10 +326,11 @@ class _Fold:
                 group = past.groups[GroupId.parse(event.key).ordinal]
                 group.closed, group.closed_ns = payload, event.t_ns
                 past.closing.append(group.id.ordinal)
-            case GroupRejected(state=state, reason=reason):
-                if reason.startswith(QUARANTINED):
-                    past.reopened.append(past.groups[GroupId.parse(event.key).ordinal].task)
-                self._close(GroupId.parse(event.key).ordinal, rejected_state(state))
+            case GroupRejected(state=state, is_requeued=is_requeued):
+                group_id = GroupId.parse(event.key)
+                if is_requeued:
+                    past.requeued[group_id] = past.groups[group_id.ordinal].task
+                self._close(group_id.ordinal, rejected_state(state))
             case _:
                 return False
         return True

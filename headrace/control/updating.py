@@ -41,7 +41,7 @@ from headrace.records.streams import stream_key
 from headrace.records.update import RowScore, TrainingPaused, UpdateCompleted, UpdateResult, UpdateSkipped
 from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.quotas import Quotas
-from headrace.scheduling.staleness import Staleness
+from headrace.scheduling.staleness import StalenessRule
 
 _MOST_REJECTED_BATCHES = 64
 """Batches' worth of groups that rules may reject between two updates."""
@@ -67,7 +67,7 @@ class UpdateSettings:
     policy_id: PolicyId
     algorithm: AlgorithmSection
     order: BatchOrder
-    staleness: Staleness
+    staleness: StalenessRule
     quotas: Quotas
     timeout_s: float
 
@@ -174,14 +174,11 @@ class UpdateLoop:
         ready = self._collector.ready()
         num_ready = len(ready)
         for group in ready:
-            reason = staleness.drop_reason(group.lag(version))
-            if reason is not None and staleness.requeues:
-                self._source.draw_again(group.task)
-            if reason is None:
-                reason = filter_reason(group, self._settings.algorithm.filters)
+            stale = staleness.drop_reason(group.lag(version))
+            reason = stale or filter_reason(group, self._settings.algorithm.filters)
             if reason is not None:
                 num_ready -= 1
-                self._reject(group, reason)
+                self._reject(group, reason, is_requeued=stale is not None and staleness.requeues)
         order, is_last = self._settings.order, self._source.is_exhausted
         if num_ready < max(1, order.size(self._collector.outstanding, is_last)):
             return []  # asked at every change, so an answer that is plain costs no look at every open group
@@ -194,12 +191,18 @@ class UpdateLoop:
             reason = self._settings.staleness.cancel_reason(group.as_open().version, version)
             if reason is not None:
                 self._collector.cancel(group, reason)
-                if self._settings.staleness.requeues:
-                    self._source.draw_again(group.task)
+                self._count_rejection(reason)
 
-    def _reject(self, group: Group, reason: str) -> None:
-        """Removes a group by a rule on its data. Raises HeadraceError when nothing else happens any more."""
-        self._collector.reject(group, OrdinalState.FILTERED, reason)
+    def _reject(self, group: Group, reason: str, *, is_requeued: bool = False) -> None:
+        """Removes a group by a rule on its data; an exhausted source takes no task back."""
+        is_requeued = is_requeued and not self._source.is_exhausted
+        self._collector.reject(group, OrdinalState.FILTERED, reason, is_requeued=is_requeued)
+        if is_requeued:
+            self._source.draw_again(group.task, group.id)
+        self._count_rejection(reason)
+
+    def _count_rejection(self, reason: str) -> None:
+        """Raises HeadraceError when nothing else happens any more."""
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row > _MOST_REJECTED_BATCHES * self._settings.order.batch_groups:
             raise HeadraceError(

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.config import Config, decode_config
+from headrace.config import Config, ScheduleSection, decode_config, decode_options
 from headrace.planning.outcome import Outcome, OutcomeFold
 from headrace.runtime.simulated import Simulation, simulate
-from headrace.scheduling.cutoff import Cutoff
 from headrace.simulation.scenario import Scenario
 
 _FOREVER_S = 1e9
@@ -32,7 +31,6 @@ class Cell(msgspec.Struct, frozen=True):
         scenario: workload and costs.
         schedule: overrides of the configuration's `schedule` section.
         updates: policy updates that are measured; the run goes on for as many as its credit, so that none of them drains.
-        cutoff: a rule that ends stale work, in place of the configured one.
         x: its place on the axis of a sweep; None in a plain comparison.
     """
 
@@ -41,7 +39,6 @@ class Cell(msgspec.Struct, frozen=True):
     scenario: Scenario
     schedule: dict[str, Any]
     updates: int
-    cutoff: Cutoff | None = None
     x: float | None = None
 
 
@@ -71,7 +68,7 @@ class Measured(msgspec.Struct, frozen=True):
 def cell_config(cell: Cell, seed: int) -> Config:
     """The configuration of a cell; deadlines are out of the way, since simulated seconds cost nothing."""
     timeouts = ("generate_s", "tool_s", "environment_s", "grade_s", "update_s", "publish_s")
-    scenario, credit = cell.scenario, int(cell.schedule.get("credit_batches", 0))
+    scenario, credit = cell.scenario, _deepest_credit(cell.schedule)
     tree: dict[str, Any] = {
         "run": {"seed": seed, "updates": cell.updates + (min(credit, _MOST_DRAINED) + 2 if credit else 0)},
         "schedule": {"group_size": scenario.group_size, "batch_groups": scenario.batch_groups, **cell.schedule},
@@ -82,11 +79,16 @@ def cell_config(cell: Cell, seed: int) -> Config:
     return decode_config(tree, f"cell {cell.name!r}")
 
 
+def _deepest_credit(schedule: dict[str, Any]) -> int:
+    """The largest credit that the cell can come to."""
+    return decode_options(schedule, ScheduleSection, "cell").most_credit_batches
+
+
 def run_cell(cell: Cell, seed: int, is_checked: bool = False) -> Measured:
     """Simulates one cell; `is_checked` checks every law after every event."""
     fold = OutcomeFold(cell.updates)
     config = cell_config(cell, seed)
-    simulation = Simulation(config, cell.scenario, is_checked=is_checked, keeps_log=is_checked, staleness=cell.cutoff)
+    simulation = Simulation(config, cell.scenario, is_checked=is_checked, keeps_log=is_checked)
     outcome = fold.outcome(simulate(simulation, observers=[fold.observe]).slot_seconds)
     return Measured(cell.section, cell.name, cell.x, 1e3 * cell.scenario.fluid_groups_per_s, outcome)
 

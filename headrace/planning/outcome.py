@@ -33,7 +33,7 @@ class StratumOutcome(msgspec.Struct, frozen=True):
         completed: groups whose members all ended.
         trained: groups that trained.
         rejected: groups that a rule ended.
-        trained_share: share of all trained groups.
+        trained_share: share of the groups trained by steady updates.
     """
 
     drawn: int
@@ -231,7 +231,7 @@ class OutcomeFold:
                     counts["completed"],
                     counts["trained"],
                     counts["rejected"],
-                    counts["trained"] / groups,
+                    counts["steady"] / max(1, sum(other["steady"] for other in self._counts.values())),
                 )
                 for name, counts in sorted(self._counts.items())
             },
@@ -267,6 +267,7 @@ class OutcomeFold:
             self._count(key, "trained")
             self._num_samples += self._samples[key]
         if self._first < update <= self._updates:
+            self._count(key, "steady")
             self._lag(parts)
         self._forget(key)
 

@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 
 from headrace.planning.experiment import Cell
-from headrace.scheduling.cutoff import Cutoff
 from headrace.simulation.costs import EngineCost, TrainerCost
 from headrace.simulation.laws import Constant
 from headrace.simulation.scenario import Scenario, load_scenario
@@ -13,6 +12,7 @@ from headrace.simulation.workload import Stratum, Workload
 
 MODES, RULES, LAG, CREDIT, LOSES, CURVE = "modes", "rules", "max_lag", "credit_batches", "loses", "published curve"
 SYNC: dict[str, Any] = {"mode": "sync", "credit_batches": 0}
+FOUND: dict[str, Any] = {"mode": "separate_async", "credit_batches": "auto"}
 LAG_SWEEP = (1, 2, 4, 8)
 CREDIT_SWEEP = (1, 2, 4, 8)
 PUBLISHED_LAGS = (0, 1, 2, 4, 8, 16, None)
@@ -45,40 +45,37 @@ def mode_cells(scenario: Scenario, updates: int) -> list[Cell]:
     return [
         Cell(MODES, "sync", scenario, SYNC, updates),
         Cell(MODES, "one step asynchronous", scenario, asynchronous(1), updates),
-        Cell(MODES, "separate, credit 6", scenario, asynchronous(6), updates),
+        Cell(MODES, "separate, credit found", scenario, FOUND, updates),
         Cell(MODES, "shared devices, credit 6", shared, asynchronous(6), updates),
     ]
 
 
 def rule_cells(scenario: Scenario, updates: int, lag: int = 4) -> list[Cell]:
-    """Every rule of this project, and those in use elsewhere restated as deciders, at one allowed lag."""
-    deep = asynchronous(max(lag, 6))
-    rules: list[tuple[str, dict[str, Any], Cutoff | None]] = [
-        ("synchronous", SYNC, None),
-        ("admission by average (1)", asynchronous(1), None),
-        (f"admission by average ({lag})", asynchronous(lag), None),
-        ("admission by average (8)", asynchronous(8), None),
-        (f"in order ({lag})", asynchronous(lag, order="ordinal"), None),
-        (f"wait, lag <= {lag}", asynchronous(lag, staleness="wait", max_lag=lag), None),
-        (f"drop at use ({lag})", asynchronous(lag, staleness="drop", max_lag=lag), None),
-        (f"cancel when stale ({lag})", asynchronous(2), Cutoff(lag, cancels=True)),
-        (f"requeue when stale ({lag})", asynchronous(lag), Cutoff(lag, requeues=True)),
-        ("pace at the knee (6)", deep, None),
+    """Every rule of this project, and those in use elsewhere as values of it, at one allowed lag."""
+    rules: list[tuple[str, dict[str, Any]]] = [
+        ("synchronous", SYNC),
+        ("admission by average (1)", asynchronous(1)),
+        (f"admission by average ({lag})", asynchronous(lag)),
+        ("admission by average (8)", asynchronous(8)),
+        (f"in order ({lag})", asynchronous(lag, order="ordinal")),
+        (f"wait, lag <= {lag}", asynchronous(lag, staleness="wait", max_lag=lag)),
+        (f"window, lag <= {2 * lag}", asynchronous(lag, staleness="window", max_lag=2 * lag)),
+        (f"drop at use ({lag})", asynchronous(lag, staleness="drop", max_lag=lag)),
+        (f"cancel when stale ({lag})", asynchronous(2, staleness="cancel", max_lag=lag)),
+        (f"requeue when stale ({lag})", asynchronous(lag, staleness="requeue", max_lag=lag)),
+        ("pace at the knee (6)", asynchronous(max(lag, 6))),
+        ("pace, credit found", FOUND),
     ]
-    return [Cell(RULES, name, scenario, schedule, updates, cutoff) for name, schedule, cutoff in rules]
+    return [Cell(RULES, name, scenario, schedule, updates) for name, schedule in rules]
 
 
 def lag_cells(scenario: Scenario, updates: int) -> list[Cell]:
     """A sweep of the largest allowed lag, under each rule that bounds it."""
     cells: list[Cell] = []
     for lag in LAG_SWEEP:
-        rules: list[tuple[str, dict[str, Any], Cutoff | None]] = [
-            ("wait", asynchronous(lag, staleness="wait", max_lag=lag), None),
-            ("drop", asynchronous(lag, staleness="drop", max_lag=lag), None),
-            ("cancel", asynchronous(min(lag, 2)), Cutoff(lag, cancels=True)),
-            ("requeue", asynchronous(lag), Cutoff(lag, requeues=True)),
-        ]
-        cells += [Cell(LAG, name, scenario, schedule, updates, cutoff, lag) for name, schedule, cutoff in rules]
+        for rule, credit in (("wait", lag), ("drop", lag), ("cancel", min(lag, 2)), ("requeue", lag)):
+            schedule = asynchronous(credit, staleness=rule, max_lag=lag)
+            cells.append(Cell(LAG, rule, scenario, schedule, updates, lag))
     return cells
 
 
@@ -86,8 +83,8 @@ def credit_cells(scenario: Scenario, updates: int) -> list[Cell]:
     """A sweep of credit under `pace` and strictly in order."""
     cells: list[Cell] = []
     for credit in CREDIT_SWEEP:
-        cells.append(Cell(CREDIT, "pace", scenario, asynchronous(credit), updates, None, credit))
-        cells.append(Cell(CREDIT, "in order", scenario, asynchronous(credit, order="ordinal"), updates, None, credit))
+        cells.append(Cell(CREDIT, "pace", scenario, asynchronous(credit), updates, credit))
+        cells.append(Cell(CREDIT, "in order", scenario, asynchronous(credit, order="ordinal"), updates, credit))
     return cells
 
 
@@ -126,7 +123,7 @@ def curve_cells(updates: int) -> list[Cell]:
     for lag in PUBLISHED_LAGS:
         credit = UNBOUNDED if lag is None else lag
         schedule = asynchronous(credit) if credit else SYNC
-        cells.append(Cell(CURVE, "unbounded" if lag is None else str(lag), scenario, schedule, updates, None, credit))
+        cells.append(Cell(CURVE, "unbounded" if lag is None else str(lag), scenario, schedule, updates, credit))
     return cells
 
 

@@ -143,7 +143,7 @@ def try_layout(fitted: Fitted, layout: Layout, seed: int) -> Outcome:
     """A layout on the fitted workload, without evaluations."""
     schedule = msgspec.structs.replace(fitted.config.schedule, **layout.schedule)
     quiet = msgspec.structs.replace(fitted.config.evaluation, every_updates=0)
-    run = msgspec.structs.replace(fitted.config.run, updates=SWEEP_UPDATES + schedule.credit_batches)
+    run = msgspec.structs.replace(fitted.config.run, updates=SWEEP_UPDATES + schedule.most_credit_batches)
     config = msgspec.structs.replace(fitted.config, schedule=schedule, evaluation=quiet, run=run)
     return _simulate(config, scenario_of(fitted.scenario, layout), seed, (SWEEP_UPDATES, 0))
 

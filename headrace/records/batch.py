@@ -68,6 +68,7 @@ class GroupRejected(msgspec.Struct, frozen=True, tag="group_rejected"):
         difficulty: stratum.
         mean_tokens: mean length of its members.
         duration_s: admission to rejection.
+        is_requeued: its task is drawn again, under a new ordinal.
     """
 
     state: str
@@ -78,6 +79,27 @@ class GroupRejected(msgspec.Struct, frozen=True, tag="group_rejected"):
     difficulty: str
     mean_tokens: float
     duration_s: float
+    is_requeued: bool = False
+
+
+class CapacityDecided(msgspec.Struct, frozen=True, tag="capacity_decided"):
+    """The credit was looked at, at a version bump; recorded where `schedule.credit_batches` is `auto`.
+
+    Attributes:
+        version: the new version.
+        credit_batches: batches that may be admitted ahead from now on.
+        max_outstanding: groups that may hold a slot from now on; those that hold one keep it.
+        queued_batches: work that waited for a slot, or finished beyond the next batch, in batches.
+        idle_share: share of the time since the last version in which the trainer had nothing to do.
+        reason: why it moved, or did not.
+    """
+
+    version: int
+    credit_batches: float
+    max_outstanding: int
+    queued_batches: float
+    idle_share: float
+    reason: str
 
 
 class BatchSelected(msgspec.Struct, frozen=True, tag="batch_selected"):

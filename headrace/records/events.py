@@ -7,7 +7,14 @@ from typing import assert_never
 import msgspec
 
 from headrace.records.action import ActionCommitted, ActionIntended, EffectClass
-from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.batch import (
+    BatchPlanned,
+    BatchSelected,
+    CapacityDecided,
+    GroupAdmitted,
+    GroupClosed,
+    GroupRejected,
+)
 from headrace.records.checkpoint import CheckpointWritten, RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.execution import EpisodeClaimed
@@ -52,6 +59,7 @@ Payload = (
     | VerdictDisputed
     | GroupClosed
     | GroupRejected
+    | CapacityDecided
     | BatchSelected
     | BatchScored
     | BatchGated

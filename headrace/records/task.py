@@ -2,7 +2,7 @@
 
 import msgspec
 
-from headrace.records.ids import Address
+from headrace.records.ids import Address, GroupId
 from headrace.records.provenance import address_of, canonical_bytes
 
 
@@ -89,11 +89,13 @@ class TaskDrawn(msgspec.Struct, frozen=True, gc=False, tag="task_drawn"):
         task: address of the drawn task.
         family: copied for folds over the log.
         difficulty: copied for folds over the log.
+        requeued_from: the rejected group whose task this is, drawn again; None when it comes from the source.
     """
 
     task: Address
     family: str
     difficulty: str
+    requeued_from: GroupId | None = None
 
 
 class SourceExhausted(msgspec.Struct, frozen=True, tag="source_exhausted"):

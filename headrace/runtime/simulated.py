@@ -18,7 +18,6 @@ from headrace.records.arrays import as_int32
 from headrace.records.events import Event
 from headrace.records.ids import ActionId, PolicyId
 from headrace.records.provenance import PolicyVersion
-from headrace.scheduling.staleness import Staleness
 from headrace.simulation.device import SharedDevice
 from headrace.simulation.environment import SimulatedEnvironment
 from headrace.simulation.grader import SimulatedGrader
@@ -50,7 +49,6 @@ class Simulation:
         num_train: tasks of the source; None never ends.
         num_held_out: held-out tasks.
         adapt: may wrap ports, for instance to inject faults.
-        staleness: a rule in place of the configured one.
         effect: what actions do to the world.
         start_s: what the loop's clock says when the process begins.
         watch: called once the ports stand; awaitables that end, with a reason, when a worker is gone.
@@ -65,7 +63,6 @@ class Simulation:
     num_train: int | None = None
     num_held_out: int = 0
     adapt: Callable[[Ports], Ports] = lambda ports: ports
-    staleness: Staleness | None = None
     effect: EffectClass = EffectClass.PURE
     start_s: float = 0.0
     watch: Callable[[], Sequence[Awaitable[str]]] = tuple
@@ -186,14 +183,8 @@ async def run_simulated(simulation: Simulation, observers: Sequence[Observer], d
         canary=[as_int32(prompt(0, CANARY_TOKENS))],
     )
     laws = [resumed_laws(config, stored)] if simulation.is_checked and stored is not None else []
-    adapted = simulation.adapt(ports)
     orchestrator = Orchestrator(
-        config,
-        adapted,
-        facts,
-        observers=(*laws, *observers),
-        watch=simulation.watch(),
-        staleness=simulation.staleness,
+        config, simulation.adapt(ports), facts, observers=(*laws, *observers), watch=simulation.watch()
     )
     summary = await orchestrator.run()
     if stored is not None:

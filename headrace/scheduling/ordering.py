@@ -31,12 +31,15 @@ class BatchOrder(msgspec.Struct, frozen=True):
     Attributes:
         order: `ready` by completion, `ordinal` strictly by position in the source.
         batch_groups: groups of one update.
-        max_lag: bound that must hold for every trained group; None when there is none to hold.
+        max_lag: bound that must hold for every trained group by waiting for it; None when there is none to hold.
+        overtaking: groups drawn later than an unfinished one that may train before it; None is any number. Finished groups
+            then train in the order in which they were drawn.
     """
 
     order: Literal["ready", "ordinal"]
     batch_groups: int
     max_lag: int | None
+    overtaking: int | None = None
 
     def size(self, num_open: int, is_last: bool) -> int:
         """Groups of the next batch; 0 when there can be none."""
@@ -56,11 +59,21 @@ class BatchOrder(msgspec.Struct, frozen=True):
             return None
         if self.order == "ordinal":
             first = sorted(groups, key=lambda group: group.ordinal)[:size]
+        elif self.overtaking is not None:
+            first = self._in_window(groups, self.overtaking)[:size]
         else:
             first = self._ready_first(groups, version, size)
         if len(first) < size or any(group.ready_rank is None for group in first):
             return None
         return tuple(sorted(group.ordinal for group in first))
+
+    @staticmethod
+    def _in_window(groups: Sequence[OpenGroup], overtaking: int) -> list[OpenGroup]:
+        """Finished groups that may train now, in the order in which they were drawn."""
+        unfinished = [group.ordinal for group in groups if group.ready_rank is None]
+        last = min(unfinished) + overtaking if unfinished else None
+        ready = [group for group in groups if group.ready_rank is not None and (last is None or group.ordinal <= last)]
+        return sorted(ready, key=lambda group: group.ordinal)
 
     def _ready_first(self, groups: Sequence[OpenGroup], version: int, size: int) -> list[OpenGroup]:
         """The groups that are due now, finished or not, then the others by completion."""

@@ -1,11 +1,10 @@
-"""Staleness: which ready groups may train now, which are dropped, and which must not be left behind.
+"""Staleness: which ready groups may train now, which are rejected, and which must not be left behind.
 
 Two figures, never one: the *span* of versions inside a trajectory and its *lag* behind the trainer. Lag of a token is the
 version that the gradient is taken at minus the version that sampled it.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -76,34 +75,15 @@ def must_train_now(versions: Sequence[int], version: int, max_lag: int, batch_gr
     return needed
 
 
-class Staleness(Protocol):
-    """What becomes of stale work: asked of every finished group before an update, and of running ones where it cancels."""
-
-    @property
-    def cancels(self) -> bool:
-        """Whether running groups are asked about at all."""
-        ...
-
-    @property
-    def requeues(self) -> bool:
-        """Whether the task of a rejected group is drawn again, under a new ordinal, before any other."""
-        ...
-
-    def drop_reason(self, lag: Lag) -> str | None:
-        """Why a finished group may not train; None keeps it."""
-        ...
-
-    def cancel_reason(self, version: int, now: int) -> str | None:
-        """Why a running group whose oldest token may be of `version` is ended at version `now`; None lets it run."""
-        ...
-
-
 class StalenessRule(msgspec.Struct, frozen=True):
     """The configured rule.
 
+    `pace`, `wait` and `window` end no work. `drop`, `cancel` and `requeue` bound lag by giving up work, so a task that
+    outlasts `max_lag` updates never trains: retention by stratum shows it.
+
     Attributes:
-        policy: `pace`, `wait` or `drop`.
-        max_lag: bound of `wait` and `drop`, in updates.
+        policy: which.
+        max_lag: bound of every policy but `pace`, in updates.
     """
 
     policy: StalenessPolicy
@@ -111,17 +91,22 @@ class StalenessRule(msgspec.Struct, frozen=True):
 
     @property
     def cancels(self) -> bool:
-        return False
+        """Whether running groups are asked about at all."""
+        return self.policy == "cancel"
 
     @property
     def requeues(self) -> bool:
-        return False
-
-    def cancel_reason(self, version: int, now: int) -> str | None:
-        return None
+        """Whether the task of a stale group is drawn again, under a new ordinal, before any other."""
+        return self.policy == "requeue"
 
     def drop_reason(self, lag: Lag) -> str | None:
         """Why a finished group may not train; None keeps it."""
-        if self.policy == "drop" and lag.oldest > self.max_lag:
+        if self.policy in ("drop", "cancel", "requeue") and lag.oldest > self.max_lag:
             return f"stale: lag {lag.oldest} > {self.max_lag}"
         return None
+
+    def cancel_reason(self, version: int, now: int) -> str | None:
+        """Why a running group whose oldest token may be of `version` is ended at version `now`; None lets it run."""
+        if not self.cancels or now - version <= self.max_lag:
+            return None
+        return f"cancelled: lag {now - version} > {self.max_lag}"

@@ -62,6 +62,8 @@ class Workload(Section, frozen=True):
             token per second and slot makes them seconds, exactly.
         tokens_of: what `tokens` is the length of; an episode's are spread evenly over its turns.
         trace: tokens of the n-th task, scale included, in place of the law; after the last it begins again. Empty draws.
+        mix_block: in every so many tasks in a row the shares hold as exactly as whole tasks allow, in random order; None
+            draws the stratum of each task by itself, so that a run's mix differs from the stated one by chance.
         group_correlation: correlation of the length scores of two members of a group.
         prompt_tokens: length of the prompt.
         turns: policy turns, rounded, at least 1; all but the last call one tool.
@@ -87,6 +89,7 @@ class Workload(Section, frozen=True):
     source: str = ""
     tokens_of: Literal["turn", "episode"] = "turn"
     trace: tuple[float, ...] = ()
+    mix_block: int | None = None
     group_correlation: float = 0.5
     prompt_tokens: Law = Constant(value=32.0)
     turns: Law = Constant(value=1.0)
@@ -117,6 +120,8 @@ class Workload(Section, frozen=True):
         for name in _PROBABILITIES:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"workload {self.name}: {name} is {getattr(self, name)}; it must lie in [0, 1]")
+        if self.mix_block is not None and self.mix_block < 1:
+            raise ValueError(f"workload {self.name}: mix_block is {self.mix_block}; it must be at least 1 or absent")
         if self.tool_cpu_share < 0.0 or self.success_spread < 0.0:
             raise ValueError(f"workload {self.name}: tool_cpu_share and success_spread must be >= 0")
 
@@ -227,15 +232,25 @@ class Draws:
         self.seed = seed
         self._streams = _Streams()
         self._shares = np.cumsum([stratum.share for stratum in workload.strata])
+        self._ranks = functools.lru_cache(64)(self._block_ranks)
         self.task = functools.lru_cache(_CACHED_DRAWS)(self._task)
         self.episode = functools.lru_cache(_CACHED_DRAWS)(self._episode)
         self.step = functools.lru_cache(_CACHED_DRAWS)(self._step)
 
+    def _block_ranks(self, block: int, size: int) -> list[int]:
+        """A random order of the tasks of a block."""
+        return self._streams.at(self.seed, "workload", "mix", block).permutation(size).tolist()
+
     def _task(self, index: int) -> TaskDraw:
         """What is fixed by the task at an index."""
+        workload, size = self.workload, self.workload.mix_block
+        # Before the task's own stream is set: there is one generator.
+        rank = None if size is None else self._ranks(index // size, size)[index % size]
         generator = self._streams.at(self.seed, "workload", "task", index)
-        workload = self.workload
-        position = int(np.searchsorted(self._shares, generator.random() * self._shares[-1], side="right"))
+        place = float(generator.random())
+        if rank is not None and size is not None:
+            place = (rank + place) / size
+        position = int(np.searchsorted(self._shares, place * self._shares[-1], side="right"))
         stratum = workload.strata[min(position, len(workload.strata) - 1)]
         prompt_score, length_score, ability = generator.standard_normal(3).tolist()
         spread = workload.success_spread

@@ -23,7 +23,15 @@ from lawful_run import (
 
 from headrace.records.action import Action, ActionCommitted, ActionIntended, EffectClass
 from headrace.records.arrays import int32_bytes
-from headrace.records.batch import BatchPlan, BatchPlanned, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.batch import (
+    BatchPlan,
+    BatchPlanned,
+    BatchSelected,
+    CapacityDecided,
+    GroupAdmitted,
+    GroupClosed,
+    GroupRejected,
+)
 from headrace.records.execution import EpisodeClaimed
 from headrace.records.ids import ActionId, EpisodeId, GroupId, LeaseToken, PolicyRef
 from headrace.records.observation import ActionObserved
@@ -212,6 +220,7 @@ C1: dict[str, Break] = {
     "a rejected group claims to be trained": edit(at(GroupRejected), state="trained"),
     "a filtered group is trained all the same": edit(plan(2), groups=(GroupId("train", 2), GroupId("train", 3))),
     "a trained group is selected again": edit(at(BatchSelected, "2"), groups=(GroupId("train", 0),)),
+    "a task is drawn again that was not requeued": edit(at(TaskDrawn, "train.4"), requeued_from=GroupId("train", 2)),
     "the source miscounts what it gave out": insert(len, Step(SourceExhausted(4), "source")),
 }
 C2: dict[str, Break] = {
@@ -312,6 +321,10 @@ C10: dict[str, Break] = {
 }
 C12: dict[str, Break] = {
     "a group is admitted beyond the credit": beyond_credit,
+    "a credit beyond its bound": insert(len, Step(CapacityDecided(3, 1.5, 5, 0.0, 0.0, ""), "3")),
+    "a group is admitted beyond the credit found": insert(
+        at(GroupAdmitted, "train.1"), Step(CapacityDecided(0, 0.0, 1, 0.0, 0.0, ""), "0")
+    ),
     "evaluation takes a slot": rename(at(GroupAdmitted), "eval.0"),
     "a group takes a second slot": repeat(at(GroupAdmitted)),
     "the gate counts a slot too few": edit(at(GroupAdmitted, "train.3"), outstanding=3),

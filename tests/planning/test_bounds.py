@@ -13,7 +13,6 @@ from headrace.planning import bounds
 from headrace.planning.outcome import outcome_of
 from headrace.records.batch import BatchPlanned
 from headrace.scheduling.admission import Admission, AdmissionState
-from headrace.scheduling.cutoff import Cutoff
 from headrace.scheduling.staleness import Sampled, lag_of
 
 
@@ -36,9 +35,9 @@ def test_credit_admits_as_many_as_the_published_gate_also_after_a_restore(name: 
     expected = case["expected"].get("capacity", case["expected"].get("correct_capacity_accepted_set_to_80"))
     # Slots come back at the version bump: outstanding is what was accepted or runs, less what the versions consumed.
     outstanding = accepted + given["running"] - given["version"] * given["batch"]
-    admission = Admission((given["eta"] + 1) * given["batch"], needed=10_000)
+    limit = (given["eta"] + 1) * given["batch"]
     admitted = 0
-    while admission.hold_reason(AdmissionState(outstanding + admitted, 0, False)) is None:
+    while Admission(needed=10_000).hold_reason(AdmissionState(outstanding + admitted, limit, 0, False)) is None:
         admitted += 1
     assert min(admitted, given["max_concurrent"] - given["running"]) == expected
     if name.endswith("bug"):
@@ -147,8 +146,8 @@ def test_a_class_that_outlasts_the_bound_never_trains_under_a_rule_that_ends_sta
     given = oracle("selection_bias")["never_trained_class"]["inputs"]
     durations = [given["step_s"] / 4.0] * 9 + [float(given["service_s"])]
     scenario = trace_scenario(durations * 6, slots=8, batch=4, update_s=float(given["step_s"]))
-    schedule = {"mode": "separate_async", "credit_batches": 1}
-    result = run_trace(scenario, schedule, 60, cutoff=Cutoff(given["max_lag"]))
+    schedule = {"mode": "separate_async", "credit_batches": 1, "staleness": "drop", "max_lag": given["max_lag"]}
+    result = run_trace(scenario, schedule, 60)
     planned = [event.payload for event in result.events if isinstance(event.payload, BatchPlanned)]
     trained = {group.ordinal for plan in planned for group in plan.groups}
     # The last one is trained when nothing else is left, and no version goes by.

@@ -13,7 +13,6 @@ from headrace.records.batch import BatchPlanned, GroupAdmitted, GroupRejected
 from headrace.records.ids import GroupId
 from headrace.records.segment import TurnGenerated
 from headrace.runtime.simulated import Simulation, SimulationResult, simulate
-from headrace.scheduling.cutoff import Cutoff
 from headrace.simulation.scenario import Scenario
 
 ORACLES = Path(__file__).parent.parent / "oracles"
@@ -46,7 +45,7 @@ def trace_scenario(durations: Sequence[float], slots: int, batch: int, update_s:
 
 
 def run_trace(
-    scenario: Scenario, schedule: dict[str, Any], num_tasks: int, *, cutoff: Cutoff | None = None, checked: bool = True
+    scenario: Scenario, schedule: dict[str, Any], num_tasks: int, *, checked: bool = True
 ) -> SimulationResult:
     """Trains every task of the trace that a rule does not end."""
     config = decode_config(
@@ -60,7 +59,7 @@ def run_trace(
         },
         "trace",
     )
-    simulation = Simulation(config, scenario, is_checked=checked, num_train=num_tasks, staleness=cutoff)
+    simulation = Simulation(config, scenario, is_checked=checked, num_train=num_tasks)
     return simulate(simulation)
 
 

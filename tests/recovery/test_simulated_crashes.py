@@ -9,7 +9,7 @@ from recovery.crashes import all_events, broken_laws, config, consumed, count_co
 
 from headrace.config import Config
 from headrace.control.recovery import recover
-from headrace.records.batch import BatchPlanned, GroupAdmitted
+from headrace.records.batch import BatchPlanned, GroupAdmitted, GroupRejected
 from headrace.records.checkpoint import CheckpointWritten, RunResumed
 from headrace.records.evaluation import EvaluationCompleted
 from headrace.records.run import RunEnded
@@ -21,6 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
     "taking turns": {"mode": "colocate_async", "credit_batches": 1, "order": "ordinal"},
     "one step asynchronous": {"mode": "separate_async", "credit_batches": 1, "order": "ordinal"},
 }
+REQUEUE = {"mode": "separate_async", "staleness": "requeue", "max_lag": 1, "max_credit_batches": 3, "order": "ready"}
 TINY = {"group_size": 2, "batch_groups": 2}
 
 
@@ -70,6 +71,27 @@ def test_a_crash_at_any_commit_breaks_no_law_and_the_run_completes() -> None:
 def test_a_crash_at_every_seventh_commit_of_a_larger_run_breaks_no_law(mode: str, in_flight: str) -> None:
     simulation = small(mode, is_tiny=False, is_faultless=False, checkpoint={"in_flight": in_flight})
     assert sweep(simulation, step=7) > 20
+
+
+def test_a_crash_loses_no_requeued_task_and_no_credit_that_was_found() -> None:
+    configured = config({**REQUEUE, **TINY}, run={"updates": 5, "deterministic": False})
+    simulation = Simulation(configured, faultless(), num_held_out=1)
+    for dies_at in range(5, count_commits(simulation), 9):
+        disk = SimulatedDisk()
+        run_until(simulation, disk, dies_at)
+        finish(simulation, disk)
+        check(configured, disk, f"died at commit {dies_at}")
+        events = all_events(disk)
+        assert recover(events).credit_batches is not None
+        (*_, rejected) = (
+            event for event in events if isinstance(event.payload, GroupRejected) and event.payload.is_requeued
+        )
+        owed = recover(event for event in events if event.seq <= rejected.seq).requeued
+        again = [
+            event.payload for event in events if isinstance(event.payload, TaskDrawn) and event.payload.requeued_from
+        ]
+        assert [(str(group), task) for group, task in owed.items()][-1] == (rejected.key, list(owed.values())[-1])
+        assert {item.requeued_from: item.task for item in again}.items() >= dict(list(owed.items())[:-1]).items()
 
 
 @pytest.mark.parametrize("checkpoint", [{"every_updates": 1}, {"every_updates": 0}])

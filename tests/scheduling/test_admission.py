@@ -2,7 +2,7 @@ from headrace.scheduling.admission import Admission, AdmissionState
 
 
 def decide(outstanding: int, trained: int = 0, *, is_exhausted: bool = False) -> str | None:
-    return Admission(max_outstanding=4, needed=10).hold_reason(AdmissionState(outstanding, trained, is_exhausted))
+    return Admission(needed=10).hold_reason(AdmissionState(outstanding, 4, trained, is_exhausted))
 
 
 def test_a_group_is_admitted_exactly_up_to_the_credit() -> None:

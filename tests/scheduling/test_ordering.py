@@ -28,3 +28,12 @@ def test_wait_holds_the_update_back_for_a_group_that_would_exceed_the_bound() ->
     assert BatchOrder("ready", 2, 2).choose([running, *done], 2, is_last=False) is None
     finished = OpenGroup(0, 0, 9)
     assert BatchOrder("ready", 2, 2).choose([finished, *done], 2, is_last=False) == (0, 1)
+
+
+def test_a_window_lets_so_many_later_groups_overtake_an_unfinished_one_and_no_more() -> None:
+    slow = OpenGroup(0, 0, None)
+    done = [OpenGroup(n, 0, 9 - n) for n in (1, 2, 3, 4)]
+    assert BatchOrder("ready", 2, None, overtaking=2).choose([slow, *done], 0, is_last=False) == (1, 2)
+    assert BatchOrder("ready", 2, None, overtaking=2).choose([slow, *done[1:]], 0, is_last=False) is None
+    assert BatchOrder("ready", 2, None, overtaking=0).choose([slow, *done], 0, is_last=False) is None
+    assert BatchOrder("ready", 2, None, overtaking=0).choose([OpenGroup(0, 0, 9), *done], 0, is_last=False) == (0, 1)

@@ -21,12 +21,20 @@ def test_a_group_that_sampled_nothing_has_no_lag() -> None:
     assert lag_of([Sampled(())], version=4).oldest == -1
 
 
-def test_only_drop_drops_and_only_beyond_the_bound() -> None:
+def test_only_rules_that_give_up_work_reject_and_only_beyond_the_bound() -> None:
     at_bound, beyond = lag_of([Sampled(((1, 5),))], 3), lag_of([Sampled(((0, 5),))], 3)
-    assert StalenessRule("drop", 2).drop_reason(at_bound) is None
-    assert StalenessRule("drop", 2).drop_reason(beyond) == "stale: lag 3 > 2"
-    assert StalenessRule("wait", 2).drop_reason(beyond) is None
-    assert StalenessRule("pace", 2).drop_reason(beyond) is None
+    for policy in ("drop", "cancel", "requeue"):
+        assert StalenessRule(policy, 2).drop_reason(at_bound) is None
+        assert StalenessRule(policy, 2).drop_reason(beyond) == "stale: lag 3 > 2"
+    for policy in ("pace", "wait", "window"):
+        assert StalenessRule(policy, 2).drop_reason(beyond) is None
+
+
+def test_a_running_group_is_ended_only_by_cancel_and_a_task_drawn_again_only_by_requeue() -> None:
+    assert StalenessRule("requeue", 2).cancel_reason(0, 9) is None
+    assert StalenessRule("cancel", 2).cancel_reason(1, 3) is None
+    assert StalenessRule("cancel", 2).cancel_reason(0, 3) == "cancelled: lag 3 > 2"
+    assert [StalenessRule(policy, 2).requeues for policy in ("drop", "cancel", "requeue")] == [False, False, True]
 
 
 def can_all_train_in_time(slacks: list[int], batch_groups: int) -> bool:

@@ -11,7 +11,6 @@ from simulation.trials import BOTH, Row, World, at, cut, sqlite_cuts, sqlite_fai
 from headrace.control.orchestrator import Ports
 from headrace.records.action import EffectClass
 from headrace.runtime.simulated import Simulation
-from headrace.scheduling.cutoff import Cutoff
 from headrace.simulation.faults import Fault, FaultKind
 from headrace.simulation.laws import LogNormal
 from headrace.store.faulty import Leaves
@@ -322,7 +321,8 @@ ROWS: tuple[Row, ...] = (
                 schedule="two ahead",
                 updates=5,
                 workload={"tokens": LogNormal(median=100.0, sigma=1.0)},
-                options={"staleness": Cutoff(0, cancels=True), "shuffle_seed": seed},
+                sections={"schedule": {"staleness": "cancel", "max_lag": 0}},
+                options={"shuffle_seed": seed},
             ),
         )
         for seed in (1, 2, 3, 4)

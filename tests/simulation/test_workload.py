@@ -91,6 +91,20 @@ def test_the_shared_generator_gives_the_numbers_of_the_named_streams():
         assert streams.at(7, *names).random(9).tolist() == stream(7, *names).random(9).tolist()
 
 
+def test_a_block_holds_the_stated_mix_in_random_order_and_changes_no_other_draw() -> None:
+    workload = load_scenario("ten_times").workload
+    even, drawn = Draws(workload, 7), Draws(msgspec.structs.replace(workload, mix_block=None), 7)
+    places = [
+        [index for index in range(block, block + 10) if even.task(index).stratum.name == "long"]
+        for block in range(0, 400, 10)
+    ]
+    assert [len(found) for found in places] == [1] * 40
+    assert len({found[0] % 10 for found in places}) == 10
+    counts = [sum(drawn.task(index).stratum.name == "long" for index in range(b, b + 10)) for b in range(0, 400, 10)]
+    assert len(set(counts)) > 1
+    assert all(even.task(index).length_score == drawn.task(index).length_score for index in range(40))
+
+
 def _episode(ordinal: int, member: int, attempt: int = 0) -> EpisodeId:
     return EpisodeId(GroupId("train", ordinal), member, attempt)
 
