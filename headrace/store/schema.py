@@ -4,6 +4,7 @@
 chain after the event. The partial unique index refuses a second event of a (kind, key) that names the first for good.
 """
 
+import contextlib
 from pathlib import Path
 
 import apsw
@@ -50,23 +51,39 @@ def open_writer(path: Path, vfs: str | None) -> apsw.Connection:
     """
     try:
         connection = apsw.Connection(str(path), vfs=vfs)
-        connection.set_busy_timeout(_BUSY_MS)
-        mode = connection.execute("PRAGMA journal_mode = WAL").get
-        if mode != "wal":
-            raise StoreError(
-                f"{path}: the file system allows journal mode {mode} only; put the run on one that can map memory"
-            )
-        connection.execute("PRAGMA synchronous = FULL")
-        found = connection.execute("PRAGMA application_id").get
-        is_empty = connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
-        if found != APPLICATION_ID and not is_empty:
-            raise StoreError(f"{path}: application id {found:#x} is not that of a journal, {APPLICATION_ID:#x}")
-        with connection:
-            connection.execute(CREATE)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     except apsw.Error as error:
         raise StoreError(f"{path} cannot be opened as a journal: {error}") from error
+    try:
+        _prepare(connection, path)
+    except (apsw.Error, StoreError) as error:
+        close_anyway(connection)
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{path} cannot be opened as a journal: {error}") from error
     return connection
+
+
+def close_anyway(connection: apsw.Connection) -> None:
+    """Frees a connection also where its disk refuses to fold the log; the next writer does it."""
+    with contextlib.suppress(apsw.Error):
+        connection.close()
+
+
+def _prepare(connection: apsw.Connection, path: Path) -> None:
+    connection.set_busy_timeout(_BUSY_MS)
+    mode = connection.execute("PRAGMA journal_mode = WAL").get
+    if mode != "wal":
+        raise StoreError(
+            f"{path}: the file system allows journal mode {mode} only; put the run on one that can map memory"
+        )
+    connection.execute("PRAGMA synchronous = FULL")
+    found = connection.execute("PRAGMA application_id").get
+    is_empty = connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
+    if found != APPLICATION_ID and not is_empty:
+        raise StoreError(f"{path}: application id {found:#x} is not that of a journal, {APPLICATION_ID:#x}")
+    with connection:
+        connection.execute(CREATE)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 def fold_log(connection: apsw.Connection, path: Path) -> None:

@@ -4,7 +4,6 @@ Invariant: one writer. A lock that dies with its process keeps a second one out,
 transaction, refuses a writer that lost the lock without noticing.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -28,7 +27,7 @@ from headrace.store.group_commit import (
     WriterThread,
 )
 from headrace.store.reader import JournalReader
-from headrace.store.schema import FILE_NAME, fold_log, open_read_only, open_writer
+from headrace.store.schema import FILE_NAME, close_anyway, fold_log, open_read_only, open_writer
 
 LOCK_NAME = "journal.lock"
 """Name of the lock file within a run's folder."""
@@ -103,14 +102,18 @@ class SqliteStorage:
         self._lock = WriterLock(folder)
         try:
             self._writer = open_writer(path, vfs)
+        except BaseException:
+            self._lock.release()
+            raise
+        try:
             fold_log(self._writer, path)
             disk.sync_folder(folder)  # SQLite syncs the folder of a new log, and not that of a new database
             self._reader = JournalReader(open_read_only(path, vfs), str(path))
-        except OSError as error:
+        except BaseException as error:
+            close_anyway(self._writer)
             self._lock.release()
-            raise StoreError(f"{path} is not durable: {error}") from error
-        except BaseException:
-            self._lock.release()
+            if isinstance(error, OSError):
+                raise StoreError(f"{path} is not durable: {error}") from error
             raise
 
     def claim(self) -> Tail:
@@ -138,9 +141,7 @@ class SqliteStorage:
     def close(self) -> None:
         try:
             self._reader.close()
-            # The last connection folds the write-ahead log into the database; where the disk refuses, the next writer does.
-            with contextlib.suppress(apsw.Error):
-                self._writer.close()
+            close_anyway(self._writer)  # the last connection folds the write-ahead log into the database
         finally:
             self._lock.release()
 
