@@ -121,6 +121,7 @@ STAGES: tuple[Stage, ...] = (
             update.WeightsCommitted,
             update.WeightsActivated,
             checkpoint.CheckpointWritten,
+            checkpoint.RecordQuarantined,
         ),
         "trainer",
         "control/publishing.py",

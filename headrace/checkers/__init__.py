@@ -9,7 +9,7 @@ from headrace.checkers.consumption import Consumption
 from headrace.checkers.coverage import check_coverage
 from headrace.checkers.effects import check_effects
 from headrace.checkers.groups import GroupShape
-from headrace.checkers.law import Bounds, Checker, Violation, bounds_of
+from headrace.checkers.law import Bounds, Checker, Violation, bounds_of, lost_records
 from headrace.checkers.leases import SingleOwner
 from headrace.checkers.liveness import check_liveness
 from headrace.checkers.log import LawChecker, check_log
@@ -50,5 +50,6 @@ __all__ = [
     "check_liveness",
     "check_log",
     "check_resumed",
+    "lost_records",
     "state_hashes",
 ]

@@ -5,6 +5,7 @@ Rows of a plan are members of closed groups: none is trained before its whole gr
 
 from headrace.checkers.law import Bounds, Violation
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow, GroupAdmitted, GroupClosed, MemberResult
+from headrace.records.checkpoint import RecordQuarantined
 from headrace.records.events import Event
 from headrace.records.ids import Address, EpisodeId, GroupId, Purpose
 from headrace.records.provenance import Read, read_record
@@ -35,6 +36,9 @@ class GroupShape:
                 return []
             case GroupClosed(members=members):
                 problems = self._close(GroupId.parse(event.key), members)
+            case RecordQuarantined(episode=EpisodeId() as episode):
+                self._reopen(episode.group)
+                return []
             case BatchPlanned(plan=plan) if self._read is not None:
                 rows = read_record(self._read, plan, BatchPlan).rows
                 problems = [problem for row in rows for problem in self._row(row)]
@@ -71,6 +75,12 @@ class GroupShape:
             for attempt in range(members[member].episode.attempt + 1):
                 self._sealed.pop(EpisodeId(group, members[member].episode.member, attempt), None)
         return problems
+
+    def _reopen(self, group: GroupId) -> None:
+        """A member of the group became void: it may close again, and nothing of it is planned before it does."""
+        for member in self._closed.pop(group, ()):
+            if member.transcript is not None:
+                self._sealed[member.episode] = member.transcript
 
     def _row(self, row: BatchRow) -> list[str]:
         members = self._closed.get(row.group)

@@ -1,12 +1,20 @@
 """What a checker is, what it reports, and the bounds that the run promised."""
 
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import msgspec
 
 from headrace.config import Config
+from headrace.records.checkpoint import RecordQuarantined
 from headrace.records.events import Event
+from headrace.records.ids import Address
+from headrace.records.provenance import Read
 from headrace.records.reward import RewardRule
+
+
+class RecordLost(KeyError):
+    """A row that was quarantined: what it said can no longer be looked at, and what others say of it still holds."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -64,6 +72,22 @@ class Checker(Protocol):
     def observe(self, event: Event) -> list[Violation]:
         """What this event broke; empty when all is well."""
         ...
+
+
+def without(read: Read, lost: Collection[Address]) -> Read:
+    """The look-up, which raises `RecordLost` where an address was quarantined."""
+
+    def look_up(address: Address) -> bytes:
+        if address in lost:
+            raise RecordLost(address)
+        return read(address)
+
+    return look_up
+
+
+def lost_records(events: Iterable[Event]) -> frozenset[Address]:
+    """Addresses that a repair quarantined."""
+    return frozenset(event.payload.address for event in events if isinstance(event.payload, RecordQuarantined))
 
 
 def bounds_of(config: Config) -> Bounds:

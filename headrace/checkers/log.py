@@ -1,11 +1,12 @@
 """All laws together: after every event, or over a whole log."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Collection, Iterable
 
 from headrace.checkers.actions import ActionOrder
 from headrace.checkers.consumption import Consumption
 from headrace.checkers.groups import GroupShape
-from headrace.checkers.law import UNBOUNDED, Bounds, Checker, Violation
+from headrace.checkers.law import UNBOUNDED, Bounds, Checker, RecordLost, Violation, lost_records, without
 from headrace.checkers.leases import SingleOwner
 from headrace.checkers.sealing import Sealing
 from headrace.checkers.slots import Slots
@@ -15,6 +16,7 @@ from headrace.checkers.turns import SharedTurns
 from headrace.checkers.verdicts import Rewards
 from headrace.checkers.versions import Versions
 from headrace.records.events import Event, OrdinalState
+from headrace.records.ids import Address
 from headrace.records.provenance import Read
 
 
@@ -24,11 +26,15 @@ class LawChecker:
     Args:
         bounds: what the run promised.
         read: looks up sealed rows; without it the laws about their contents are left out.
+        lost: addresses that were quarantined; what a law would read there is left out.
     """
 
     laws = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C10", "C12", "C14", "C15")
 
-    def __init__(self, bounds: Bounds = UNBOUNDED, read: Read | None = None) -> None:
+    def __init__(
+        self, bounds: Bounds = UNBOUNDED, read: Read | None = None, lost: Collection[Address] = frozenset()
+    ) -> None:
+        read = without(read, lost) if read is not None and lost else read
         self._tasks = TaskConservation()
         self._slots = Slots(bounds, read)
         self._tokens = TokenAccount(read)
@@ -78,7 +84,8 @@ class LawChecker:
         if event.cause_seq >= event.seq:
             found.append(Violation("C10", event.seq, f"names event {event.cause_seq} as its cause; causes come before"))
         for checker in self._checkers:
-            found += checker.observe(event)
+            with contextlib.suppress(RecordLost):
+                found += checker.observe(event)
         return found
 
 
@@ -89,5 +96,6 @@ def check_log(events: Iterable[Event], bounds: Bounds = UNBOUNDED, read: Read | 
         KeyError: when a row that a law needs is not there.
         IntegrityError: when such a row cannot be decoded.
     """
-    checker = LawChecker(bounds, read)
+    events = list(events)
+    checker = LawChecker(bounds, read, lost_records(events))
     return [violation for event in events for violation in checker.observe(event)]

@@ -47,6 +47,7 @@ class Rewards:
                 if counted != first or first == second:
                     problems.append(f"{transcript}: {second} is disputed against {first}, but {counted} counts")
             case GroupClosed(members=members):
+                self._rewards |= {(member.episode.group, member.episode.member): member.reward for member in members}
                 problems = [problem for member in members for problem in self._member(member)]
             case BatchPlanned():
                 problems = self._plan(event.payload)
@@ -87,7 +88,6 @@ class Rewards:
 
     def _member(self, member: MemberResult) -> list[str]:
         reward = member.reward
-        self._rewards[(member.episode.group, member.episode.member)] = reward
         scored = None if member.transcript is None else self._scored.get(member.transcript)
         if scored is None:
             return [] if reward is None else [f"{member.episode} has reward {reward} without a scored verdict"]

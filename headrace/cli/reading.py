@@ -1,4 +1,4 @@
-"""`ls`, `show`, `verify`, `report`, `export`."""
+"""`ls`, `show`, `verify`, `repair`, `report`, `export`."""
 
 import argparse
 from pathlib import Path
@@ -11,6 +11,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_ls(commands)
     _add_show(commands)
     _add_verify(commands)
+    _add_repair(commands)
     _add_report(commands)
     _add_export(commands)
 
@@ -37,6 +38,24 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     add_run(parser)
     parser.set_defaults(run_command=_verify)
+
+
+def _add_repair(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = add_command(
+        commands,
+        "repair",
+        "Sets aside what is damaged in a run, so that it can go on.\n\n"
+        "Columns, indices and single flipped bits are put right where a hash proves them. Rows and files that do not\n"
+        "verify move to the run's quarantine/ folder, with a report in JSON; nothing is deleted. Members whose trajectory\n"
+        "is lost and was not trained on roll again. Where the chain of events is broken, --truncate keeps what precedes.\n"
+        "Exit status 1 when something stands in the way.",
+        "headrace repair run-001 --dry-run\nheadrace repair run-001\nheadrace repair run-001 --truncate",
+    )
+    parser.add_argument("run", help="the run's name or folder")
+    add_runs(parser)
+    parser.add_argument("--dry-run", action="store_true", help="says what would be done and writes nothing")
+    parser.add_argument("--truncate", action="store_true", help="also cuts the events where they cannot be repaired")
+    parser.set_defaults(run_command=_repair)
 
 
 def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -118,6 +137,18 @@ def _verify(options: argparse.Namespace) -> int:
     text, is_sound = verify(find_run(options.runs, options.run))
     print(text)
     return 0 if is_sound else 1
+
+
+def _repair(options: argparse.Namespace) -> int:
+    from headrace.runtime.folders import find_run
+    from headrace.runtime.reading import shortened
+    from headrace.runtime.repairing import describe, repair_run
+
+    folder = find_run(options.runs, options.run)
+    report = repair_run(folder, is_dry_run=options.dry_run, may_truncate=options.truncate)
+    text, status = describe(report, is_dry_run=options.dry_run)
+    print("\n".join(line[:9] + shortened(line[9:]) for line in text.splitlines()))
+    return status
 
 
 def _report(options: argparse.Namespace) -> int:

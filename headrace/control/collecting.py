@@ -54,6 +54,7 @@ class Group:
     finished: dict[int, MemberOutcome] = dataclasses.field(default_factory=dict[int, MemberOutcome])
     outcomes: tuple[MemberOutcome, ...] = ()
     ready_rank: int | None = None
+    closings: int = 0
 
     def lag(self, version: int) -> Lag:
         """Lag of its sampled tokens behind a trainer version."""
@@ -141,7 +142,7 @@ class Collector:
         running = [group for group in past.groups.values() if group.closed is None]
         for known in [*(past.groups[ordinal] for ordinal in past.closing), *running]:
             task = msgspec.msgpack.decode(self._recorder.read(known.task), type=Task)
-            group = Group(known.id, task, known.task, known.version, known.admitted_ns / 1e9)
+            group = Group(known.id, task, known.task, known.version, known.admitted_ns / 1e9, closings=known.closings)
             self._open[known.id.ordinal] = group
             if known.size == 0:
                 group.admitted_version = self._context.versions.current
@@ -269,7 +270,8 @@ class Collector:
         group.outcomes = tuple(await self._run_members(group, past))
         del self._tasks[group.id.ordinal]
         group.closed_s = self._recorder.elapsed_s
-        self._recorder.record(GroupClosed(tuple(outcome.result for outcome in group.outcomes)), key=str(group.id))
+        key = f"{group.id}#{group.closings + 1}" if group.closings else str(group.id)
+        self._recorder.record(GroupClosed(tuple(outcome.result for outcome in group.outcomes)), key=key)
         self._finish(group)
 
     def _finish(self, group: Group) -> None:

@@ -1,6 +1,7 @@
 """Runs one member of a group to its last state: attempts within bounds, then a verdict.
 
-Invariant: only an infrastructure failure starts a new attempt, and never one whose effect outside is unknown.
+Invariant: only an infrastructure failure, or stored bytes that were quarantined, starts a new attempt, and never one whose
+effect outside is unknown.
 
 * consumes: a member of an admitted group.
 * waits for: its episode, then the grader.
@@ -110,6 +111,9 @@ class MemberRunner:
         """The attempt that counts. What ended with its process is no failure of the member's, and has no bound."""
         attempt, failures = 0, 0
         while True:
+            if attempt in spec.past and spec.past[attempt].is_void:
+                attempt += 1
+                continue
             sealed = await self._attempt(spec, attempt)
             attempt += 1
             terminal = sealed.transcript.terminal

@@ -303,7 +303,7 @@ class _Loops:
         goes_on = self._config.checkpoint.in_flight == "resume" and self._ports.environment.effect is EffectClass.PURE
         open_groups, ready_groups = len(past.groups), len(past.closing)
         versions.restore(past.weights)
-        self._source.restore(past)
+        lost_tasks = self._source.restore(past)
         self._checkpointer.restore(past)
         self._updates.restore(past)
         pinned = self._evaluator.restore(past)
@@ -325,6 +325,7 @@ class _Loops:
                 restore_s=recorder.elapsed_s - begin_s,
             ),
             key=f"{self._facts.run_id}#{self._ports.journal.epoch}",
+            rows=lost_tasks,
         )
         for task, group in self._collector.restore(past):
             self._source.draw_again(task, group)

@@ -20,7 +20,7 @@ from headrace.records.batch import (
     GroupClosed,
     GroupRejected,
 )
-from headrace.records.checkpoint import CheckpointWritten, GuardState
+from headrace.records.checkpoint import CheckpointWritten, GuardState, RecordQuarantined
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.events import Event, OrdinalState, Payload, kind_of, rejected_state
 from headrace.records.execution import EpisodeClaimed
@@ -77,6 +77,7 @@ class AttemptPast:
         observed: what it was shown of it.
         sealed: how it ended; None when it was running.
         verdicts: addresses of the verdicts on it, in order of the tries.
+        is_void: whether something of it was quarantined, so that its member starts again.
     """
 
     episode: EpisodeId
@@ -91,6 +92,7 @@ class AttemptPast:
     observed: dict[ActionId, ActionObserved] = dataclasses.field(default_factory=dict[ActionId, ActionObserved])
     sealed: TranscriptSealed | None = None
     verdicts: list[Address] = dataclasses.field(default_factory=list[Address])
+    is_void: bool = False
 
     @property
     def spent_s(self) -> float:
@@ -115,6 +117,7 @@ class GroupPast:
         attempts: by member and attempt.
         closed: its members' last states; None while it runs.
         closed_ns: when they were reached.
+        closings: how often it was closed; it opens again when a member of it becomes void.
     """
 
     id: GroupId
@@ -125,11 +128,14 @@ class GroupPast:
     attempts: dict[int, dict[int, AttemptPast]] = dataclasses.field(default_factory=dict[int, dict[int, AttemptPast]])
     closed: GroupClosed | None = None
     closed_ns: int = 0
+    closings: int = 0
 
     def running(self) -> Iterator[AttemptPast]:
         """Attempts that were in flight."""
         for attempts in self.attempts.values():
-            yield from (attempt for attempt in attempts.values() if attempt.sealed is None and attempt.started_seq)
+            for attempt in attempts.values():
+                if attempt.sealed is None and attempt.started_seq and not attempt.is_void:
+                    yield attempt
 
 
 @dataclasses.dataclass
@@ -202,6 +208,7 @@ class RunPast:
         rounds: held-out rounds, in the order in which they began.
         checkpoints: in order.
         recorded: steps that are not recorded again, with their sequence numbers.
+        lost: addresses whose bytes were quarantined.
     """
 
     started: RunStarted | None = None
@@ -225,11 +232,21 @@ class RunPast:
     rounds: list[RoundPast] = dataclasses.field(default_factory=list[RoundPast])
     checkpoints: list[CheckpointWritten] = dataclasses.field(default_factory=list[CheckpointWritten])
     recorded: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict[tuple[str, str], int])
+    lost: set[Address] = dataclasses.field(default_factory=set[Address])
 
     @property
     def version(self) -> int:
         """Newest committed version; -1 before the first."""
         return len(self.weights) - 1
+
+    def attempt(self, episode: EpisodeId) -> AttemptPast | None:
+        """What the journal holds of an attempt whose group is open or whose round runs."""
+        ordinal = episode.group.ordinal
+        if episode.purpose is Purpose.TRAIN:
+            holders = [self.groups[ordinal].attempts.get(episode.member, {})] if ordinal in self.groups else []
+        else:
+            holders = [item.attempts[ordinal] for item in self.rounds if ordinal in item.attempts]
+        return holders[0].get(episode.attempt) if holders else None
 
     @property
     def open_rounds(self) -> list[RoundPast]:
@@ -239,13 +256,19 @@ class RunPast:
 
 def recover(events: Iterable[Event]) -> RunPast:
     """Where the run stands after its events."""
-    fold = _Fold()
+    fold = RunFold()
     for event in events:
         fold.observe(event)
     return fold.past
 
 
-class _Fold:
+class RunFold:
+    """Where the run stands, event by event.
+
+    Attributes:
+        past: after the events so far.
+    """
+
     def __init__(self) -> None:
         self.past = RunPast()
         self._bumps = Bumps()
@@ -261,7 +284,10 @@ class _Fold:
             self._weighed = payload
         for group in self._bumps.consumed(event):
             self._close(group.ordinal, OrdinalState.TRAINED)
-        if not self._episode(event, payload) and not self._group(event, payload):
+        if isinstance(payload, RecordQuarantined):
+            past.lost.add(payload.address)
+            self._void(payload.episode)
+        elif not self._episode(event, payload) and not self._group(event, payload):
             self._run(event, payload)
 
     def _run(self, event: Event, payload: Payload) -> None:
@@ -325,6 +351,7 @@ class _Fold:
             case GroupClosed():
                 group = past.groups[GroupId.parse(event.key).ordinal]
                 group.closed, group.closed_ns = payload, event.t_ns
+                group.closings += 1
                 past.closing.append(group.id.ordinal)
             case GroupRejected(state=state, is_requeued=is_requeued):
                 group_id = GroupId.parse(event.key)
@@ -342,6 +369,17 @@ class _Fold:
         if ordinal in past.closing:
             past.closing.remove(ordinal)
         self._forget(group.attempts)
+
+    def _void(self, episode: EpisodeId | None) -> None:
+        """The attempt counts no more; its group, if it was finished, is not."""
+        attempt = None if episode is None else self._attempt(episode)
+        if attempt is None:
+            return
+        attempt.is_void = True
+        ordinal = attempt.episode.group.ordinal
+        if attempt.episode.purpose is Purpose.TRAIN and ordinal in self.past.closing:
+            self.past.groups[ordinal].closed = None
+            self.past.closing.remove(ordinal)
 
     def _forget(self, attempts: dict[int, dict[int, AttemptPast]]) -> None:
         for attempt in (attempt for by_number in attempts.values() for attempt in by_number.values()):

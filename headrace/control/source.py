@@ -15,8 +15,8 @@ from headrace.control.context import RunContext
 from headrace.control.recorder import sealed_row
 from headrace.control.recovery import RunPast
 from headrace.errors import ConfigError
-from headrace.ports import TaskSource
-from headrace.records.ids import GroupId
+from headrace.ports import Row, TaskSource
+from headrace.records.ids import Address, GroupId
 from headrace.records.task import SourceExhausted, Task
 from headrace.scheduling.admission import Admission, AdmissionState
 
@@ -55,15 +55,19 @@ class SourceLoop:
         self._again.append((task, group))
         self._context.changed.notify()
 
-    def restore(self, past: RunPast) -> None:
-        """Moves the cursor to where the run's earlier processes left it.
+    def restore(self, past: RunPast) -> list[Row]:
+        """Rows of open groups' tasks that were lost, once the cursor is where the run's earlier processes left it.
 
         Raises:
             ConfigError: when the source does not give the tasks that were drawn then.
         """
+        rows: dict[Address, Row] = {}
         for ordinal, address in enumerate(past.tasks):
             task = self._source.next()
-            if task is None or sealed_row("task", task).address != address:
+            row = None if task is None else sealed_row("task", task)
+            if row is not None and row.address == address:
+                rows[address] = row
+            else:
                 found = "nothing more" if task is None else f"{task.family} {task.question!r}"
                 raise ConfigError(
                     f"task {ordinal} of the source is {found}, the run drew {address}; it cannot go on with other tasks "
@@ -72,6 +76,7 @@ class SourceLoop:
         self.is_exhausted = past.is_exhausted
         for group, address in past.requeued.items():
             self._again.append((msgspec.msgpack.decode(self._context.recorder.read(address), type=Task), group))
+        return [rows[group.task] for group in past.groups.values() if group.task in past.lost]
 
     async def run(self) -> None:
         """Admits until the source is exhausted."""

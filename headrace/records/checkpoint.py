@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.records.ids import Address, LeaseToken, PolicyId
+from headrace.records.ids import Address, EpisodeId, LeaseToken, PolicyId
 from headrace.records.provenance import address_of
 
 InFlight = Literal["resume", "reissue"]
@@ -123,3 +123,20 @@ class RunResumed(msgspec.Struct, frozen=True, tag="run_resumed"):
     resumed: int
     reissued: int
     restore_s: float
+
+
+class RecordQuarantined(msgspec.Struct, frozen=True, tag="record_quarantined"):
+    """Stored bytes that did not verify, or were gone, were set aside; a repair says so, and nothing reads them any more.
+
+    Attributes:
+        address: of the bytes.
+        record: kind of row that they were, or `blob`.
+        reason: what was wrong with them.
+        episode: attempt that is void from here on, since nothing trained on it yet: its member rolls again, and its group is
+            open again. None where nothing has to be done again.
+    """
+
+    address: Address
+    record: str
+    reason: str
+    episode: EpisodeId | None = None

@@ -15,7 +15,7 @@ from headrace.records.batch import (
     GroupClosed,
     GroupRejected,
 )
-from headrace.records.checkpoint import CheckpointWritten, RunResumed
+from headrace.records.checkpoint import CheckpointWritten, RecordQuarantined, RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.execution import EpisodeClaimed
 from headrace.records.gate import BatchGated
@@ -79,6 +79,7 @@ Payload = (
     | EvaluationCompleted
     | CheckpointWritten
     | RunResumed
+    | RecordQuarantined
 )
 
 
@@ -95,7 +96,7 @@ class Durability(enum.Enum):
     TELEMETRY = "telemetry"
 
 
-_DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten})
+_DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten, RecordQuarantined})
 _TELEMETRY = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed, GenerationPaused, GenerationResumed})
 _REPEATED = _TELEMETRY | {SourceExhausted}
 

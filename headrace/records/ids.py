@@ -45,8 +45,11 @@ class GroupId(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Inverse of `str`. Raises ValueError on anything else."""
-        purpose, ordinal = text.split(".")
+        """Inverse of `str`, also of a key that numbers a later closing: `train.12#2`. Raises ValueError on anything else."""
+        name, sign, number = text.partition("#")
+        if sign and not number.isdecimal():
+            raise ValueError(f"{text!r} names no group")
+        purpose, ordinal = name.split(".")
         return cls(Purpose(purpose).value, int(ordinal))
 
     def __str__(self) -> str:

@@ -21,6 +21,7 @@ from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, G
 from headrace.records.checkpoint import RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.events import Event
+from headrace.records.ids import GroupId
 from headrace.records.run import RunEnded, RunStarted
 from headrace.records.segment import TurnGenerated
 from headrace.records.trajectory import EpisodeStarted, TranscriptSealed
@@ -201,7 +202,7 @@ class Progress:
         self._state.outstanding = admitted.outstanding
 
     def _on_closed(self, event: Event, closed: GroupClosed) -> None:
-        self._state.ready.add(event.key)
+        self._state.ready.add(str(GroupId.parse(event.key)))
 
     def _on_rejected(self, event: Event, rejected: GroupRejected) -> None:
         self._state.ready.discard(event.key)

@@ -63,7 +63,7 @@ def verify(run: Path) -> tuple[str, bool]:
         lines += _item("end", "none is recorded: the run goes on, or it was cut off and may be resumed")
     lines += [f"PROBLEM  {shortened(problem)}" for problem in problems]
     if problems:
-        lines += [f"NOT SOUND: {len(problems)} problems"]
+        lines += [f"NOT SOUND: {len(problems)} problems; see `headrace repair RUN --dry-run`"]
     else:
         lines += [f"sound: {report.counts.get('events', 0)} events, {report.counts.get('rows', 0)} rows"]
     return "\n".join(lines), not problems

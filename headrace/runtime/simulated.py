@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from headrace.checkers import LawChecker, bounds_of
+from headrace.checkers import LawChecker, bounds_of, lost_records
 from headrace.config import Config
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
 from headrace.control.recorder import Observer
@@ -143,8 +143,9 @@ def law_observer(checker: LawChecker) -> Observer:
 
 def resumed_laws(config: Config, journal: MemoryJournal) -> Observer:
     """Every law, for a process that begins where the journal ends."""
-    observe = law_observer(LawChecker(bounds_of(config), journal.read))
-    for event in journal.events():
+    events = list(journal.events())
+    observe = law_observer(LawChecker(bounds_of(config), journal.read, lost_records(events)))
+    for event in events:
         observe(event)
     return observe
 

@@ -176,6 +176,30 @@ class JournalReader:
                 after = stored.rowid
                 yield stored
 
+    def stored_event_lines(self, after: int, limit: int) -> list[StoredEvent]:
+        """At most so many undecoded events with seq > after. Raises StoreError, IntegrityError."""
+        return [self._typed(line, StoredEvent) for line in self._lines(_EVENTS, (after, limit))]
+
+    def stored_row_lines(self, after: int, limit: int) -> list[StoredRow]:
+        """At most so many unchecked rows with rowid > after. Raises StoreError, IntegrityError."""
+        return [self._typed(line, StoredRow) for line in self._lines(_ROWS, (after, limit))]
+
+    def last_seq(self) -> int:
+        """Largest sequence number that is stored, 0 where none can be read."""
+        return self._number("SELECT max(seq) FROM events")
+
+    def writer_epoch(self) -> int:
+        """Epoch of the newest writer, 0 where it cannot be read."""
+        return self._number("SELECT epoch FROM writer")
+
+    def count_kinds(self, after: int) -> dict[str, int]:
+        """Events with seq > after by kind; empty where they cannot be read."""
+        try:
+            lines = self._lines("SELECT kind, count(*) FROM events WHERE seq > ? GROUP BY kind ORDER BY kind", (after,))
+        except StoreError:
+            return {}
+        return {str(kind): int(str(count)) for kind, count in lines}
+
     def damage(self) -> list[str]:
         """What SQLite's own check of pages, indices and constraints objects to; empty when it is sound."""
         try:
@@ -187,6 +211,13 @@ class JournalReader:
     def close(self) -> None:
         """Frees the connection. Safe to call twice."""
         self._connection.close()
+
+    def _number(self, query: str) -> int:
+        try:
+            lines = self._lines(query, ())
+        except StoreError:
+            return 0
+        return lines[0][0] if lines and isinstance(lines[0][0], int) else 0
 
     def _lines(self, query: str, values: tuple[str | int, ...]) -> list[tuple[object, ...]]:
         try:

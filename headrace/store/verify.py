@@ -14,6 +14,7 @@ import msgspec
 from headrace.checkers import Bounds, LawChecker, Violation, bounds_of
 from headrace.config import Config
 from headrace.errors import HeadraceError, IntegrityError
+from headrace.records.checkpoint import RecordQuarantined
 from headrace.records.events import Event, is_once, kind_of
 from headrace.records.ids import Address
 from headrace.records.observation import ActionObserved
@@ -54,7 +55,8 @@ class VerifyReport(msgspec.Struct, frozen=True):
     Attributes:
         problems: empty when the run is sound; cut after a thousand.
         counts: what was looked at: `events`, `rows`, `rows.transcript`, `blobs`, `laws`, …; `weights_absent` counts
-            committed versions older than the newest whose file is no longer kept.
+            committed versions older than the newest whose file is no longer kept, `quarantined` addresses that are named and
+            were set aside by a repair.
         head: hash chain over all stored events.
     """
 
@@ -91,6 +93,7 @@ class _Verification:
         self._outputs: dict[str, Address] = {}
         self._committed: list[tuple[str, Address]] = []
         self._config: Address | None = None
+        self._lost: set[Address] = set()
 
     def run(self, reader: JournalReader) -> None:
         for line in reader.damage():
@@ -163,6 +166,8 @@ class _Verification:
             self._config = payload.config
         if isinstance(payload, WeightsCommitted):
             self._committed.append((f"event {event.seq}, weights of {payload.policy}", payload.weights))
+        if isinstance(payload, RecordQuarantined):
+            self._lost.add(payload.address)
         if isinstance(payload, ActionObserved):
             self._outputs[str(payload.action_id)] = payload.output
         for role, address in named_by_event(event):
@@ -203,7 +208,11 @@ class _Verification:
 
     def _names(self, reader: JournalReader) -> None:
         for address, namer in self._named.items():
-            if not reader.has_row(address) and not self._has_blob(address):
+            if reader.has_row(address) or self._has_blob(address):
+                continue
+            if address in self._lost:
+                self._counts["quarantined"] += 1
+            else:
                 self._object(namer, f"names {address}, which is neither a row nor a blob")
 
     def _files(self) -> None:
@@ -220,7 +229,7 @@ class _Verification:
         for where, weights in self._committed:
             if not self._has_blob(weights):
                 self._counts["weights_absent"] += 1
-                if weights == newest and self._is_stored():
+                if weights == newest and self._is_stored() and weights not in self._lost:
                     self._object(where, f"the newest committed weights {weights} are not in {self._blobs.root}")
 
     def _has_blob(self, address: Address) -> bool:
@@ -237,7 +246,7 @@ class _Verification:
         return self._blobs.root.is_dir()
 
     def _laws(self, reader: JournalReader) -> None:
-        checker = LawChecker(self._bounds(reader), reader.read)
+        checker = LawChecker(self._bounds(reader), reader.read, self._lost)
         for stored in reader.stored_events():
             try:
                 violations = checker.observe(decode_event(stored, "the journal"))

@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.records.action import ActionCommitted, ActionIntended
 from headrace.records.batch import GroupAdmitted, GroupClosed
+from headrace.records.checkpoint import RecordQuarantined
 from headrace.records.events import Event
 from headrace.records.execution import EpisodeClaimed
 from headrace.records.ids import EpisodeId, GroupId
@@ -151,6 +152,9 @@ class StageFunnel:
                 purpose = EpisodeId.parse(event.key).group.purpose
                 self._count("transcripts sealed", purpose)
                 self._note("terminal", terminal, purpose)
+            case RecordQuarantined(record=record, episode=episode):
+                purpose = "train" if episode is None else episode.group.purpose
+                self._note("transcript", f"{record} quarantined by a repair", purpose)
             case _:
                 pass
 

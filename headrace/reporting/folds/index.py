@@ -3,6 +3,7 @@
 Invariant: a field is None until an event or a sealed row said it; nothing is inferred from absence.
 """
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable
@@ -276,8 +277,9 @@ class RunIndex:
                 self._episodes[episode] = event.t_ns
                 group = self._group(episode.group)
                 if group.task is None:
-                    task = self.read_task(address)
-                    group.task, group.family, group.difficulty = address, task.family, task.difficulty
+                    with contextlib.suppress(KeyError):  # set aside by a repair, like the others below
+                        task = self.read_task(address)
+                        group.task, group.family, group.difficulty = address, task.family, task.difficulty
             case TranscriptSealed():
                 self._seal(EpisodeId.parse(event.key), event.payload, event.t_ns)
             case VerdictSealed():
@@ -294,7 +296,8 @@ class RunIndex:
             case BatchPlanned(update=update, plan=plan):
                 life = self._update(update)
                 life.planned, life.groups = event.payload, event.payload.groups
-                life.rows = read_record(self._read, plan, BatchPlan).rows
+                with contextlib.suppress(KeyError):
+                    life.rows = read_record(self._read, plan, BatchPlan).rows
             case UpdateCompleted(result=result):
                 life = self._update(result.update)
                 life.completed_ns, life.result, life.strata = event.t_ns, result, event.payload.strata
@@ -331,14 +334,18 @@ class RunIndex:
                 self.groups[group].trained_ns = t_ns
 
     def _seal(self, episode: EpisodeId, sealed: TranscriptSealed, t_ns: int) -> None:
-        transcript = read_record(self._read, sealed.transcript, Transcript)
+        try:
+            transcript = read_record(self._read, sealed.transcript, Transcript)
+            side = read_record(self._read, sealed.side, SideRecord)
+        except KeyError:
+            return  # the funnel counts what was quarantined
         statuses = Counter(outcome.status for outcome in transcript.actions)
         self.transcripts[sealed.transcript] = TranscriptLife(
             episode=episode,
             sealed=sealed,
             sealed_ns=t_ns,
             started_ns=self._episodes.get(episode),
-            side=read_record(self._read, sealed.side, SideRecord),
+            side=side,
             limits_hit=transcript.limits_hit,
             statuses=tuple(sorted(statuses.items(), key=lambda item: item[0].value)),
             malformed_turns=_malformed_turns(transcript),
@@ -350,7 +357,10 @@ class RunIndex:
         life = self.transcripts.get(sealed.transcript)
         if life is None:
             return
-        verdict = read_record(self._read, sealed.verdict, Verdict)
+        try:
+            verdict = read_record(self._read, sealed.verdict, Verdict)
+        except KeyError:
+            return
         match verdict.outcome:
             case Scored():
                 life.num_scored += 1
