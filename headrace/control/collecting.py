@@ -166,7 +166,7 @@ class Collector:
     def _damage(self, known: GroupPast) -> str | None:
         """What is wrong with the stored transcripts and verdicts of a group, if anything is."""
         for attempt in (attempt for attempts in known.attempts.values() for attempt in attempts.values()):
-            if attempt.sealed is None:
+            if attempt.sealed is None or attempt.is_void:
                 continue
             for address in (attempt.sealed.transcript, *attempt.verdicts):
                 try:
@@ -181,7 +181,7 @@ class Collector:
         if update is not None and group.id in update.groups:
             raise IntegrityError(
                 f"update {update.update} was begun with {group.id}, whose stored work is damaged: {damage}; restore the row "
-                "from a copy of the journal, the run cannot go on without it"
+                "from a copy of the journal, or cut the update away with `headrace repair --truncate`"
             )
         is_requeued = not past.is_exhausted
         self.reject(group, OrdinalState.ABANDONED, f"quarantined: {damage}", is_requeued=is_requeued)

@@ -142,7 +142,7 @@ class LossAssessor:
         return None if is_receipt and attempt.sealed is not None else episode
 
     def _rejection(self, group: GroupId) -> GroupRejected:
-        reason = "quarantined: its bytes are lost, and its effects outside must not happen twice"
+        reason = "stored bytes are lost, and the effects outside must not happen twice"
         difficulty = self._difficulties.get(group, "")
         return GroupRejected(OrdinalState.ABANDONED.value, reason, 0, 0, 0.0, difficulty, 0.0, 0.0)
 

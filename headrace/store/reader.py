@@ -184,7 +184,7 @@ class JournalReader:
         """At most so many unchecked rows with rowid > after. Raises StoreError, IntegrityError."""
         return [self._typed(line, StoredRow) for line in self._lines(_ROWS, (after, limit))]
 
-    def last_seq(self) -> int:
+    def largest_seq(self) -> int:
         """Largest sequence number that is stored, 0 where none can be read."""
         return self._number("SELECT max(seq) FROM events")
 

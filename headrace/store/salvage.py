@@ -108,7 +108,7 @@ class SalvagedEvents:
             for role, address in named_by_event(event):
                 self.named.setdefault(address, _KINDS.get(role, role))
             yield event, made
-        if self._reader.last_seq() > seq:
+        if self._reader.largest_seq() > seq:
             self._end(seq, f"events from {seq + 1} on cannot be read")
 
     def _proven(
