@@ -197,7 +197,9 @@ def test_a_column_of_an_event_is_made_again_from_its_bytes(run: Run, column: str
 def test_a_flipped_address_or_kind_is_made_again_from_the_bytes_and_from_what_names_them(run: Run) -> None:
     before = run.execute("SELECT address, kind, data FROM rows ORDER BY address")
     transcript, verdict = run.rowid("transcript"), run.rowid("verdict")
-    run.execute("UPDATE rows SET address = 'f' || substr(address, 2) WHERE rowid = ?", transcript)
+    run.execute(
+        "UPDATE rows SET address = replace(address, substr(address, 9, 8), 'decafbad') WHERE rowid = ?", transcript
+    )
     run.execute("UPDATE rows SET kind = 'verdicu' WHERE rowid = ?", verdict)
     assert [finding.remedy for finding in repair_run(run.folder).findings] == ["rebuilt", "rebuilt"]
     assert run.execute("SELECT address, kind, data FROM rows ORDER BY address") == before
@@ -231,7 +233,7 @@ def test_a_broken_chain_is_cut_only_when_told_to_and_the_tail_is_kept(
 ) -> None:
     BREAKS[damage](run)
     stored = (run.folder / FILE_NAME).read_bytes()
-    total = 166 - (damage == "deleted")
+    ((total,),) = run.execute("SELECT count(*) FROM events")
     assert main(["repair", str(run.folder)]) == 1
     told = capsys.readouterr().out
     assert "CANNOT   event 120" in told
