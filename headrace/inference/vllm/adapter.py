@@ -24,7 +24,7 @@ from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray, float32_bytes, int32_bytes
 from headrace.records.ids import Address, PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
-from headrace.records.update import Activation
+from headrace.records.update import Activation, Standstill
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.INTERRUPTED}
 _ASK_AGAIN_S = 0.1
@@ -77,6 +77,8 @@ class VllmInference:
         self._turns: dict[str, _Turn] = {}
         self._changed = asyncio.Condition()
         self._swap = asyncio.Lock()
+        self._is_paused = False
+        self._computed_tokens = 0
         self._pause_s = 0.0
         self._rebuilt = 0
 
@@ -137,6 +139,18 @@ class VllmInference:
         rebuilt, self._rebuilt = self._rebuilt, 0
         return Activation(self._options.worker, pause_s, rebuilt)
 
+    async def pause(self, timeout_s: float) -> Standstill:
+        # Not the server's own pause, in which it would score nothing either: what runs is taken out and comes in again.
+        self._is_paused = True
+        async with _deadline("pause", timeout_s):
+            await self._end(self._inside())
+        return self._standstill()
+
+    async def resume(self, timeout_s: float) -> Standstill:
+        self._is_paused = False
+        await self._notify()
+        return self._standstill()
+
     async def score(self, ids: Sequence[IntArray], version: int, timeout_s: float) -> list[Float32Bytes]:
         if version not in self._staged:
             raise InferenceError(f"version {version} is not held; held are {sorted(self._staged)}", Outcome.REJECTED)
@@ -182,6 +196,7 @@ class VllmInference:
             turn.is_inside = True
             try:
                 piece = await self._client.generate(turn.name, turn.prompt, self._sampling(turn), str(held.version))
+                self._computed_tokens += len(piece.ids) + (len(turn.prompt) if turn.entries == 1 else 0)
             finally:
                 turn.is_inside = False
                 await self._notify()
@@ -238,7 +253,11 @@ class VllmInference:
         return self._active is not None and version <= self._active.version
 
     def _is_open(self) -> bool:
-        return self._active is not None and self._loaded == self._active.version
+        return not self._is_paused and self._active is not None and self._loaded == self._active.version
+
+    def _standstill(self) -> Standstill:
+        begun = sum(turn.entries > 0 for turn in self._turns.values())
+        return Standstill(self._options.worker, begun, self._computed_tokens)
 
     async def _wait(self, turn: _Turn, is_true: Callable[[], bool]) -> None:
         """Waits, and counts the seconds as the turn's."""

@@ -68,6 +68,8 @@ class _Desk:
             "stage": self._stage,
             "activate": self._activate,
             "score": self._score,
+            "pause": self._pause,
+            "resume": self._resume,
         }
 
     def take(self, call: Call) -> None:
@@ -147,6 +149,12 @@ class _Desk:
     async def _activate(self, payload: bytes) -> bytes:
         call = decode(payload, ActivateCall)
         return encode(await self._inference.activate(call.policy, frozenset(call.keep), _NO_DEADLINE_S))
+
+    async def _pause(self, payload: bytes) -> bytes:
+        return encode(await self._inference.pause(_NO_DEADLINE_S))
+
+    async def _resume(self, payload: bytes) -> bytes:
+        return encode(await self._inference.resume(_NO_DEADLINE_S))
 
     async def _score(self, payload: bytes) -> bytes:
         call = decode(payload, ScoreCall)
