@@ -13,7 +13,6 @@ from headrace.environments import sessions
 from headrace.environments.calculator import CalculatorError, calculate
 from headrace.environments.sessions import Judge, Session, SessionEnvironment, claim_last_result
 from headrace.environments.tools import CALCULATOR, BadArguments, calculator_expression
-from headrace.errors import EnvironmentFault
 from headrace.records.action import Action, EffectClass
 from headrace.records.execution import ExecutionStatus, Lease, Metering, Receipt
 from headrace.records.harness import ToolSchema
@@ -60,8 +59,7 @@ class InlineEnvironment(SessionEnvironment):
         """Loses every running action and every receipt; sessions stay open under their handles."""
         for session in self._sessions.values():
             session.lose()
-            for taken in list(session.taken.values()):
-                taken.task.cancel()
+            session.interrupt("the executor was lost under it")
             session.taken.clear()
 
     async def _opened(self, session: Session, timeout_s: float) -> None:
@@ -72,13 +70,7 @@ class InlineEnvironment(SessionEnvironment):
 
     async def _run(self, session: Session, action: Action, lease: Lease, timeout_s: float) -> Receipt:
         duration_s = self._duration_s(action)
-        incarnation = session.incarnation
-        try:
-            await asyncio.sleep(min(duration_s, timeout_s))
-        except asyncio.CancelledError:
-            if session.incarnation != incarnation:
-                raise EnvironmentFault(f"{action.id}: the executor was lost under it") from None
-            raise
+        await asyncio.sleep(min(duration_s, timeout_s))
         if duration_s > timeout_s:
             text, status = f"no answer within {timeout_s} s", ExecutionStatus.TIMEOUT
         else:

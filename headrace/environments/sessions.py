@@ -26,6 +26,8 @@ MAX_REMEMBERED_FENCES = 65_536
 EMPTY_REVISION = address_of(b"")
 """Revision of an environment that keeps nothing between its actions."""
 
+_CLOSED = "its episode was closed under it"
+
 Judge = Callable[[str, bytes | None], Terminal]
 """The claim on a final text, given the output of the episode's last successful call, None when there was none."""
 
@@ -49,11 +51,38 @@ def claim_last_result(final_text: str, last_output: bytes | None) -> Terminal:
 
 
 class _Taken:
-    """An action that the session took: which arguments, and the task that makes its receipt, or the receipt itself."""
+    """An action that the session took: its receipt once it has ended, or what left it without one.
 
-    def __init__(self, arguments_hash: Address, task: "asyncio.Future[Receipt]") -> None:
-        self.arguments_hash = arguments_hash
-        self.task = task
+    Attributes:
+        action: what was asked.
+        task: runs it; None for one that an earlier executor ran.
+        outcome: None while it runs.
+    """
+
+    def __init__(self, action: Action, outcome: Receipt | None = None) -> None:
+        self.action = action
+        self.task: asyncio.Task[None] | None = None
+        self.outcome: Receipt | BaseException | None = outcome
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def end(self, outcome: Receipt | BaseException) -> None:
+        """Tells whoever waits; the first outcome stands."""
+        if self.outcome is None:
+            self.outcome = outcome
+            for waiter in self._waiters:
+                if not waiter.done():  # its owner was cancelled
+                    waiter.set_result(None)
+
+    async def receipt(self) -> Receipt:
+        """Waits without owning: the action goes on when the waiter is cancelled."""
+        if self.outcome is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        assert self.outcome is not None
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
 
 
 class Session:
@@ -80,6 +109,21 @@ class Session:
         """The executor of this session is gone, and with it what it held."""
         self._losses += 1
         self.incarnation = f"{self.opened_as}+{self._losses}"
+
+    def forget(self, taken: _Taken) -> None:
+        """The action left no receipt; unless it was taken anew since, its id is free."""
+        if self.taken.get(taken.action.id) is taken:
+            del self.taken[taken.action.id]
+
+    def interrupt(self, why: str) -> "list[asyncio.Task[None]]":
+        """Ends what is running without a receipt; the tasks, which are being cancelled."""
+        running: list[asyncio.Task[None]] = []
+        for taken in self.taken.values():
+            if taken.outcome is None and taken.task is not None:
+                taken.task.cancel()
+                taken.end(EnvironmentFault(f"{taken.action.id}: {why}"))
+                running.append(taken.task)
+        return running
 
 
 class SessionEnvironment(abc.ABC):
@@ -137,9 +181,7 @@ class SessionEnvironment(abc.ABC):
             )
             raise EnvironmentFault(f"{handle.episode} as {handle.incarnation} {reason}", Outcome.REJECTED)
         for action, receipt in done:
-            known: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-            known.set_result(receipt)
-            session.taken[action.id] = _Taken(action.arguments_hash, known)
+            session.taken[action.id] = _Taken(action, receipt)
             if receipt.status is ExecutionStatus.OK:
                 session.last_output = receipt.output
 
@@ -152,12 +194,11 @@ class SessionEnvironment(abc.ABC):
         if taken is None:
             if session.incarnation != session.opened_as and self.effect is not EffectClass.PURE:
                 raise EnvironmentFault(f"{handle.episode}: state lost with {handle.incarnation}", Outcome.REJECTED)
-            task = asyncio.create_task(self._run(session, action, lease, timeout_s), name=f"action {action.id}")
-            taken = session.taken[action.id] = _Taken(action.arguments_hash, task)
-            task.add_done_callback(lambda done: self._settle(session, action.id, done))
-        elif taken.arguments_hash != action.arguments_hash:
+            taken = session.taken[action.id] = _Taken(action)
+            taken.task = asyncio.create_task(self._act(session, taken, lease, timeout_s), name=f"action {action.id}")
+        elif taken.action != action:
             raise EnvironmentFault(f"{action.id} was taken with other arguments", Outcome.REJECTED)
-        return await self._receipt(session, action.id, taken)
+        return await taken.receipt()
 
     async def probe(self, handle: Handle, action_id: ActionId, timeout_s: float) -> Receipt | IncarnationLost | None:
         session = self._session(handle)
@@ -167,7 +208,7 @@ class SessionEnvironment(abc.ABC):
         if taken is not None:
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await self._receipt(session, action_id, taken)
+                    return await taken.receipt()
             except TimeoutError:
                 raise EnvironmentFault(f"{action_id} is still running after {timeout_s} s") from None
             except EnvironmentFault as fault:
@@ -217,25 +258,27 @@ class SessionEnvironment(abc.ABC):
         if len(self._highest) > MAX_REMEMBERED_FENCES:
             self._highest.popitem(last=False)
 
-    async def _receipt(self, session: Session, action_id: ActionId, taken: _Taken) -> Receipt:
-        """Waits without owning: the action goes on when the waiter is cancelled."""
-        try:
-            return await asyncio.shield(taken.task)
-        except asyncio.CancelledError:
-            if taken.task.cancelled():
-                raise EnvironmentFault(f"{action_id}: {session.episode} was closed under it") from None
-            raise
+    async def _act(self, session: Session, taken: _Taken, lease: Lease, timeout_s: float) -> None:
+        """Runs an action to its receipt, whoever waits for it.
 
-    def _settle(self, session: Session, action_id: ActionId, done: "asyncio.Task[Receipt]") -> None:
-        """Forgets an action that left no receipt, so that the same id may run again where that is allowed."""
-        if done.cancelled() or done.exception() is not None:
-            session.taken.pop(action_id, None)
-        elif (receipt := done.result()).status is ExecutionStatus.OK:
+        One that leaves no receipt is forgotten, so that the same id may run again where that is allowed.
+        """
+        try:
+            receipt = await self._run(session, taken.action, lease, timeout_s)
+        except asyncio.CancelledError:
+            session.forget(taken)
+            taken.end(EnvironmentFault(f"{taken.action.id}: {_CLOSED}"))
+            raise
+        except BaseException as error:  # boundary: whatever it is, it is for whoever waits
+            session.forget(taken)
+            taken.end(error)
+            return
+        if receipt.status is ExecutionStatus.OK:
             session.last_output = receipt.output
+        taken.end(receipt)
 
     async def _end(self, session: Session) -> None:
-        running = [taken.task for taken in session.taken.values() if not taken.task.done()]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        running = session.interrupt(_CLOSED)
+        if running:
+            await asyncio.gather(*running, return_exceptions=True)
         await self._closed(session)
