@@ -7,7 +7,7 @@ every implementation, the simulated ones included.
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from headrace.records.events import Event, Payload
 from headrace.records.execution import IncarnationLost, Lease, Receipt
 from headrace.records.harness import ParsedTurn, ToolSchema
 from headrace.records.ids import ActionId, Address, EpisodeId, LeaseToken, PolicyRef
+from headrace.records.provenance import address_of
 from headrace.records.segment import GenerateRequest, TokenSegment
 from headrace.records.task import Task
 from headrace.records.terminal import Terminal
@@ -309,18 +310,23 @@ class Trainer(Protocol):
         ...
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row:
     """A content-addressed row that becomes durable together with the event that names it.
+
+    It makes its address itself, so none can lie under the address of other bytes.
 
     Attributes:
         kind: `task`, `transcript`, `side`, `verdict`, `plan`, `config`, `artifact`, `receipt`.
-        address: SHA-256 of `data`.
         data: canonical bytes.
+        address: SHA-256 of `data`.
     """
 
-    kind: str
-    address: Address
-    data: bytes
+    __slots__ = ("address", "data", "kind")
+
+    def __init__(self, kind: str, data: bytes) -> None:
+        self.kind: Final = kind
+        self.data: Final = data
+        self.address: Final = address_of(data)
 
 
 class Journal(Protocol):

@@ -83,8 +83,7 @@ class Step:
 
 
 def row_of(kind: str, record: Any) -> Row:
-    data = canonical_bytes(record)
-    return Row(kind, address_of(data), data)
+    return Row(kind, canonical_bytes(record))
 
 
 def write_run(journal: Journal, steps: Sequence[Step]) -> int:
@@ -290,7 +289,7 @@ class _Script:
         receipt = Receipt(action.id, token, ExecutionStatus.OK, output, len(output))
         observation = TokenSegment(Origin.ENVIRONMENT, int32_bytes([40, 41]))
         self._add(ActionIntended(action, token, EffectClass.PURE), key)
-        stored = Row("receipt", receipt.digest, receipt.stored)
+        stored = Row("receipt", receipt.stored)
         self._add(ActionCommitted(action.id, receipt.digest), key, stored)
         self._add(ActionObserved(action.id, address_of(output), observation.ids, None, False, 0), key)
         return ActionOutcome(action, ExecutionStatus.OK, output, len(output), 0, 2), observation

@@ -17,7 +17,6 @@ from headrace.ports import Environment, Handle, Row
 from headrace.records.action import Action, ActionCommitted, ActionIntended, EffectClass
 from headrace.records.execution import IncarnationLost, Lease, Receipt
 from headrace.records.ids import Address
-from headrace.records.provenance import address_of
 
 _TRIES = 3
 
@@ -65,8 +64,7 @@ class ActionRunner:
             if effect is not EffectClass.PURE:
                 await self._recorder.durable(intent)
         receipt = await self._execute(handle, action, lease, timeout_s)
-        stored = receipt.stored
-        row = Row("receipt", address_of(stored), stored)
+        row = Row("receipt", receipt.stored)
         commit = self._recorder.record(
             ActionCommitted(action.id, row.address, receipt.metering), key=key, cause=intent, rows=(row,)
         )

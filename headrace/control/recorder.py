@@ -10,7 +10,7 @@ from typing import Any
 from headrace.ports import Journal, Row
 from headrace.records.events import Event, Payload, kind_of
 from headrace.records.ids import Address
-from headrace.records.provenance import address_of, canonical_bytes
+from headrace.records.provenance import canonical_bytes
 from headrace.records.run import WeightsHeld, WorkerState, WorkerStateChanged
 from headrace.records.update import UpdateCompleted
 
@@ -20,8 +20,7 @@ NOTHING: Mapping[tuple[str, str], int] = {}
 
 def sealed_row(kind: str, record: Any) -> Row:
     """The content-addressed row of a record."""
-    data = canonical_bytes(record)
-    return Row(kind, address_of(data), data)
+    return Row(kind, canonical_bytes(record))
 
 
 class Recorder:

@@ -33,7 +33,7 @@ def chain(head: bytes, data: bytes) -> bytes:
     return hashlib.sha256(head + data).digest()
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One event on its way to the storage.
 
     Attributes:
@@ -227,21 +227,19 @@ class GroupCommitJournal:
 
         Raises:
             StoreError: when an earlier commit failed or the journal is closed.
-            IntegrityError: when a row does not hash to its address, or the cause does not precede the event.
+            IntegrityError: when the cause does not precede the event.
         """
         if self._failure is not None:
             raise StoreError(f"event {key!r} refused: {self._failure}")
         seq = self._seq + 1
         if not 0 <= cause < seq:
             raise IntegrityError(f"event {seq} names {cause} as its cause; a cause comes before its effect")
-        for row in rows:
-            check_address(row.address, row.data, f"{row.kind} row of event {seq}")
         event = Event(seq, self._epoch, self._incarnation, self._now_ns(), key, cause, payload)
         data = canonical_bytes(event)
         self._seq = seq
-        self._head = chain(self._head, data)
+        self._head = head = chain(self._head, data)
         batch = self._pending
-        batch.entries.append(Entry(event, data, self._head, tuple(rows)))
+        batch.entries.append(Entry(event, data, head, tuple(rows)))
         for row in rows:
             batch.rows[row.address] = row.data
         if durability(payload) is Durability.DURABLE or len(batch.entries) >= self._policy.max_pending:

@@ -28,7 +28,7 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._rows: dict[Address, bytes] = {}
-        self._once: set[tuple[str, str]] = set()
+        self._once: set[str] = set()
         self._head = GENESIS
         self._epoch = 0
 
@@ -40,19 +40,20 @@ class MemoryStorage:
     def commit(self, epoch: int, entries: Sequence[Entry]) -> None:
         if epoch != self._epoch:
             raise StoreError(f"epoch {epoch} is fenced: epoch {self._epoch} has taken over the journal")
-        once: set[tuple[str, str]] = set()
-        for entry in entries:
-            if is_once(entry.event.payload):
-                name = (kind_of(entry.event.payload), entry.event.key)
+        once: set[str] = set()
+        for event in (entry.event for entry in entries):
+            if is_once(event.payload):
+                name = f"{kind_of(event.payload)} {event.key}"
                 if name in self._once or name in once:
-                    raise StoreError(f"event {entry.event.seq}: {name[0]} {name[1]!r} is in the journal already")
+                    kind = kind_of(event.payload)
+                    raise StoreError(f"event {event.seq}: {kind} {event.key!r} is in the journal already")
                 once.add(name)
         self._once |= once
         for entry in entries:
             self._events.append(entry.event)
-            self._head = entry.head
             for row in entry.rows:
                 self._rows.setdefault(row.address, row.data)
+        self._head = entries[-1].head
 
     def read(self, address: Address) -> bytes:
         return self._rows[address]

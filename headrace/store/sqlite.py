@@ -167,10 +167,11 @@ class SqliteStorage:
                     event.t_ns,
                     event.cause_seq,
                     is_once(event.payload),
-                    data,
-                    head,
+                    entry.data,
+                    entry.head,
                 )
-                for event, data, head, _ in entries
+                for entry in entries
+                for event in (entry.event,)
             ),
         )
         rows = [(row.address, row.kind, row.data) for entry in entries for row in entry.rows]
@@ -181,7 +182,7 @@ class SqliteStorage:
         """Which event of a refused transaction was there already."""
         query = "SELECT seq FROM events WHERE is_once AND kind = ? AND key = ?"
         seen: dict[tuple[str, str], int] = {}
-        for event, *_ in entries:
+        for event in (entry.event for entry in entries):
             name = (kind_of(event.payload), event.key)
             if not is_once(event.payload):
                 continue
