@@ -52,8 +52,22 @@ def check_sequence(harness: SequenceMaker, segments: Sequence[TokenSegment]) -> 
     Template segments are the ones that the harness places, byte for byte; observations hold no control id; the template
     opens each turn of the policy; a turn ends with a stop token exactly when the engine says so, and holds none before.
     """
+    templates, control_ids = harness.template_ids, harness.codec.control_ids
+    before: TokenSegment | None = None
     for index, segment in enumerate(segments):
-        _check_segment(harness, segment, segments[index - 1] if index else None, index)
+        match segment.origin:
+            case Origin.TEMPLATE:
+                if segment.ids not in templates:
+                    raise IntegrityError(f"segment {index}: the harness has no such template")
+            case Origin.ENVIRONMENT:
+                if not control_ids.isdisjoint(ids := segment.ids_T.tolist()):
+                    found = sorted(control_ids.intersection(ids))
+                    raise IntegrityError(f"segment {index}: an observation holds control ids {found}")
+            case Origin.POLICY:
+                _check_policy(harness, segment, before, index)
+        if before is not None and before.origin is Origin.POLICY:
+            _check_follower(before, segment, index)
+        before = segment
 
 
 def check_transcript(harness: SequenceMaker, transcript: Transcript) -> None:
@@ -95,21 +109,8 @@ def sampled_turns(segments: Sequence[TokenSegment]) -> Iterator[IntArray]:
             parts = []
 
 
-def _check_segment(harness: SequenceMaker, segment: TokenSegment, before: TokenSegment | None, index: int) -> None:
-    match segment.origin:
-        case Origin.TEMPLATE:
-            if segment.ids not in harness.template_ids:
-                raise IntegrityError(f"segment {index}: the harness has no such template")
-        case Origin.ENVIRONMENT:
-            found = harness.codec.control_ids.intersection(segment.ids_T.tolist())
-            if found:
-                raise IntegrityError(f"segment {index}: an observation holds control ids {sorted(found)}")
-        case Origin.POLICY:
-            _check_policy(harness, segment, index)
-            if before is None or not (before.origin is Origin.POLICY or before.ids in harness.opening_ids):
-                raise IntegrityError(f"segment {index}: a policy turn without an opening before it")
-    if before is None or before.origin is not Origin.POLICY:
-        return
+def _check_follower(before: TokenSegment, segment: TokenSegment, index: int) -> None:
+    """What may stand after a segment of the policy."""
     is_over = before.finish is FinishReason.STOP or before.finish is FinishReason.LENGTH
     if is_over and (segment.origin is not Origin.TEMPLATE or before.finish is FinishReason.LENGTH):
         raise IntegrityError(
@@ -119,7 +120,7 @@ def _check_segment(harness: SequenceMaker, segment: TokenSegment, before: TokenS
         raise IntegrityError(f"segment {index}: follows a turn that did not end")
 
 
-def _check_policy(harness: SequenceMaker, segment: TokenSegment, index: int) -> None:
+def _check_policy(harness: SequenceMaker, segment: TokenSegment, before: TokenSegment | None, index: int) -> None:
     ids = segment.ids_T.tolist()
     if not harness.codec.known_ids.issuperset(ids):
         unknown = sorted(set(ids) - harness.codec.known_ids)
@@ -132,3 +133,5 @@ def _check_policy(harness: SequenceMaker, segment: TokenSegment, index: int) -> 
         raise IntegrityError(
             f"segment {index}: stop tokens at {stops[:8]} of {len(ids)}, the engine's finish is {finish}"
         )
+    if before is None or not (before.origin is Origin.POLICY or before.ids in harness.opening_ids):
+        raise IntegrityError(f"segment {index}: a policy turn without an opening before it")

@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 
 from headrace.errors import IntegrityError
-from headrace.records.arrays import Float32Bytes, FloatArray, Int32Bytes, IntArray, as_float32, as_int32
+from headrace.records.arrays import Float32Bytes, FloatArray, Int32Bytes, IntArray, as_float32, as_int32, float32_bytes
 from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
+
+_MINUS_INFINITY = float32_bytes([-np.inf])
 
 
 class Origin(enum.Enum):
@@ -100,6 +102,12 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
 
     def check(self) -> None:
         """Raises IntegrityError unless lengths agree, log-probs are finite and <= 0, and origin fits its fields."""
+        self.check_form()
+        if self.behavior_logprobs is not None and not are_logprobs(self.behavior_logprobs):
+            raise _wrong_logprob(as_float32(self.behavior_logprobs))
+
+    def check_form(self) -> None:
+        """`check` but for the values of log-probs, which may be looked at for many segments at once."""
         if len(self.ids) % 4:
             raise IntegrityError(f"segment.ids holds {len(self.ids)} bytes; int32 ids need a multiple of 4")
         is_sampled = self.origin is Origin.POLICY
@@ -111,8 +119,11 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
         )
         if num_stamps != (4 if is_sampled else 0):
             raise self._wrong_stamp(is_sampled)
-        if self.behavior_logprobs is not None:
-            _check_logprobs(as_float32(self.behavior_logprobs), len(self))
+        if self.behavior_logprobs is not None and len(self.behavior_logprobs) != len(self.ids):
+            raise IntegrityError(
+                f"segment has {len(self)} ids and {len(self.behavior_logprobs) / 4:g} behavior log-probs; "
+                "they must be equal"
+            )
         if self.policy and self.context_version_min is not None and self.context_version_min > self.policy.version:
             raise IntegrityError(
                 f"segment.context_version_min is {self.context_version_min}, newer than its policy {self.policy}"
@@ -131,18 +142,19 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
         return IntegrityError(f"segment.{name} is {state} on a segment of origin {self.origin.value}")
 
 
-def _check_logprobs(logprobs_T: FloatArray, num_tokens: int) -> None:
-    if len(logprobs_T) != num_tokens:
-        raise IntegrityError(
-            f"segment has {num_tokens} ids and {len(logprobs_T)} behavior log-probs; they must be equal"
-        )
-    if not num_tokens:
-        return
-    # Both reductions carry a NaN on, and no comparison with one holds.
-    lowest, highest = np.minimum.reduce(logprobs_T), np.maximum.reduce(logprobs_T)
-    if not (lowest > -np.inf and highest <= 0.0):
-        bad = int(np.flatnonzero(~(np.isfinite(logprobs_T) & (logprobs_T <= 0.0)))[0])
-        raise IntegrityError(f"behavior log-prob {logprobs_T[bad]} at token {bad}: it must be finite and <= 0")
+def are_logprobs(data: Float32Bytes) -> bool:
+    """Whether every value is finite and <= 0; data are whole values."""
+    if not data:
+        return True
+    logprobs_T = as_float32(data)
+    # A maximum carries a NaN on, and no comparison with one holds. The bytes of -inf may also stand across two values.
+    is_bounded = np.maximum.reduce(logprobs_T) <= 0.0
+    return bool(is_bounded) and (_MINUS_INFINITY not in data or bool(np.isfinite(logprobs_T).all()))
+
+
+def _wrong_logprob(logprobs_T: FloatArray) -> IntegrityError:
+    bad = int(np.flatnonzero(~(np.isfinite(logprobs_T) & (logprobs_T <= 0.0)))[0])
+    return IntegrityError(f"behavior log-prob {logprobs_T[bad]} at token {bad}: it must be finite and <= 0")
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, gc=False):

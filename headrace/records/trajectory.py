@@ -11,10 +11,11 @@ import msgspec
 
 from headrace.errors import IntegrityError
 from headrace.records.action import Action
+from headrace.records.arrays import Float32Bytes
 from headrace.records.execution import ExecutionStatus, Metering
 from headrace.records.ids import Address, EpisodeId, PolicyId
 from headrace.records.provenance import Provenance, address_of, canonical_bytes
-from headrace.records.segment import Origin, TokenSegment
+from headrace.records.segment import Origin, TokenSegment, are_logprobs
 from headrace.records.terminal import Limit, Terminal
 
 
@@ -143,7 +144,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         """Raises IntegrityError when the transcript breaks a law of sealing; see `_check_path`."""
         if not self.paths or self.paths[0].parent is not None:
             raise IntegrityError(f"{self.episode}: the first path must exist and have no parent")
-        self.provenance.require_complete(has_sampled=self.num_sampled_tokens > 0)
+        self.provenance.require_complete(has_sampled=any(segment.ids for segment in self.sampled()))
         known = {(policy.policy_id, policy.version) for policy in self.provenance.policies}
         for index in range(len(self.paths)):
             _check_path(self, index, known)
@@ -221,8 +222,9 @@ def _check_path(transcript: Transcript, index: int, known: set[tuple[PolicyId, i
             f"{transcript.episode}: path {index} forks at segment {node.parent.segment}, out of its parent"
         )
     newest = -1
-    for segment in transcript.sequence(index):
-        segment.check()
+    segments = transcript.sequence(index)
+    for segment in segments:
+        segment.check_form()
         if segment.policy is None:
             continue
         if segment.policy.version < newest:
@@ -234,6 +236,10 @@ def _check_path(transcript: Transcript, index: int, known: set[tuple[PolicyId, i
             raise IntegrityError(
                 f"{transcript.episode}: {segment.policy} sampled tokens but provenance does not name it"
             )
+    logprobs = b"".join([segment.behavior_logprobs for segment in segments if segment.behavior_logprobs])
+    if not are_logprobs(Float32Bytes(logprobs)):
+        for segment in segments:
+            segment.check()
 
 
 def _check_outcome(transcript: Transcript, outcome: ActionOutcome) -> None:
