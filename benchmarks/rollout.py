@@ -62,6 +62,7 @@ from headrace.records.provenance import PolicyVersion
 from headrace.records.segment import Origin, TurnGenerated
 from headrace.records.trajectory import Transcript, TranscriptSealed
 from headrace.records.verdict import VerdictSealed
+from headrace.runtime.cycles import rarely_searched
 from headrace.store.blobs import FileBlobs
 from headrace.store.group_commit import GroupCommitJournal
 from headrace.store.memory import MemoryJournal
@@ -102,8 +103,9 @@ async def play(
     ports = Ports(ScriptedTasks(load), fresh_harness(), inference, environment, ScriptedGrader(load), trainer, journal)
     facts = RunFacts("w-a", "local", "", {}, PolicyVersion(POLICY, 0, weights_of(0)), 1, CANARY)
     began_s = tree_cpu_s()
-    summary = await Orchestrator(config, ports, facts).run()
-    await journal.close()
+    with rarely_searched():
+        summary = await Orchestrator(config, ports, facts).run()
+        await journal.close()
     return Finished(summary, tree_cpu_s() - began_s, inference.peak, len(trainer.rows))
 
 

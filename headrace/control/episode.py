@@ -28,8 +28,16 @@ from headrace.records.harness import ParsedTurn, ParseStatus
 from headrace.records.ids import ActionId, Address, EpisodeId, PolicyId
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of
-from headrace.records.segment import FinishReason, GenerateRequest, Origin, Sampling, TokenSegment, TurnGenerated
-from headrace.records.streams import stream_key
+from headrace.records.segment import (
+    FinishReason,
+    GenerateRequest,
+    Origin,
+    Sampling,
+    TokenSegment,
+    TurnGenerated,
+    num_tokens,
+)
+from headrace.records.streams import stream_key_bytes
 from headrace.records.task import Task
 from headrace.records.terminal import InfraError, Limit, Terminal, Truncated
 from headrace.records.trajectory import ActionOutcome, EpisodeStarted
@@ -116,12 +124,11 @@ class EpisodeDriver:
         """
         recorder, name = self._recorder, str(spec.episode)
         claimed = recorder.record(EpisodeClaimed(lease.token, lease.deadline_s), key=f"{name}#{lease.token}")
-        past = spec.past or AttemptPast(spec.episode)
-        started = past.started_seq or recorder.record(
+        attempt = _Attempt(self._ports, recorder, self._settings, spec=spec, lease=lease)
+        started = attempt.past.started_seq or recorder.record(
             EpisodeStarted(spec.task_address, spec.pin_version), key=name, cause=claimed
         )
-        attempt = _Attempt(self._ports, recorder, self._settings, spec=spec, lease=lease)
-        begin_s = recorder.elapsed_s - past.spent_s
+        begin_s = recorder.elapsed_s - attempt.past.spent_s
         terminal = await attempt.to_terminal()
         return self._sealer.seal(attempt.trace, terminal, recorder.elapsed_s - begin_s, started)
 
@@ -153,11 +160,11 @@ class _Attempt:
         self.trace = EpisodeTrace(spec.episode, spec.task, spec.task_address)
         self._budget = spec.task.budget
         self._loop = asyncio.get_running_loop()
-        self._past = spec.past or AttemptPast(spec.episode)
-        self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock, self._past)
+        self.past = spec.past or AttemptPast(spec.episode)
+        self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock, self.past)
         is_pure = ports.environment.effect is EffectClass.PURE
-        self._goes_on = not self._past.started_seq or (is_pure and spec.in_flight == "resume")
-        wall_left_s = self._budget.wall_s - self._past.spent_s
+        self._goes_on = not self.past.started_seq or (is_pure and spec.in_flight == "resume")
+        wall_left_s = self._budget.wall_s - self.past.spent_s
         self._wall_deadline_s = self._loop.time() + wall_left_s
         self._is_wall_over = self._has_wall_limit and wall_left_s <= 0
         self._request_id: str | None = None
@@ -170,7 +177,7 @@ class _Attempt:
         try:
             handle = await self._open()
             terminal = await self._turns(handle)
-            self._look_ahead("its artifact was taken", is_recorded=False)
+            self._look_ahead("its artifact was taken")
             self.trace.artifact = await self._ports.environment.artifact(handle, self._timeouts.environment_s)
         except BoundaryError as fault:
             # Whatever failed: a member that may have changed the world outside does not act again by itself.
@@ -190,7 +197,7 @@ class _Attempt:
 
     async def _open(self) -> Handle:
         """An environment that knows the receipts of what was committed before; none is opened to look back only."""
-        past, environment, timeout_s = self._past, self._ports.environment, self._timeouts.environment_s
+        past, environment, timeout_s = self.past, self._ports.environment, self._timeouts.environment_s
         if not self._goes_on:
             return Handle(self._spec.episode, "")
         try:
@@ -206,9 +213,9 @@ class _Attempt:
             await environment.adopt(handle, receipts, timeout_s)
         return handle
 
-    def _look_ahead(self, what: str, is_recorded: bool) -> None:
+    def _look_ahead(self, what: str | ActionId) -> None:
         """Raises RunInterrupted where the past of an attempt ends that may not go on."""
-        if not (self._goes_on or is_recorded):
+        if not self._goes_on:
             raise RunInterrupted(f"{self._spec.episode}: its process ended before {what}, and its environment with it")
 
     async def _turns(self, handle: Handle) -> Terminal:
@@ -223,10 +230,10 @@ class _Attempt:
             limit = self._limit_of(segments[-1], room)
             if limit is not None:
                 return Truncated(limit)
-            min_version = max(segment.policy.version for segment in segments if segment.policy)
+            min_version = max([segment.policy.version for segment in segments if segment.policy])
             parsed = self._ports.harness.parse(_joined_ids(segments))
             if parsed.status is ParseStatus.FINAL:
-                self._look_ahead("it was claimed", is_recorded=False)
+                self._look_ahead("it was claimed")
                 trace.final_text = parsed.text
                 return await self._ports.environment.claim(handle, parsed.text, self._timeouts.environment_s)
             limit = await self._respond(handle, step, parsed)
@@ -236,10 +243,10 @@ class _Attempt:
 
     async def _generate(self, step: int, max_tokens: int, min_version: int) -> tuple[TokenSegment, ...]:
         """The turn's segments, checked at the port's boundary and recorded."""
-        self._look_ahead(f"turn {step}", step in self._past.turns)
-        if (said := self._past.turns.get(step)) is not None:
+        if (said := self.past.turns.get(step)) is not None:
             self._take_turn(said)
             return said.segments
+        self._look_ahead(f"turn {step}")
         request = GenerateRequest(
             request_id=f"{self._name}/{step}",
             prefix=tuple(self.trace.segments),
@@ -250,7 +257,7 @@ class _Attempt:
             min_version=min_version,
             pin_version=self._spec.pin_version,
             affinity=self._group,
-            seed_key=stream_key(self._spec.seed, "sample", self._name, step).to_bytes(16, "little"),
+            seed_key=stream_key_bytes(self._spec.seed, "sample", self._name, step),
         )
         try:
             turn = await self._sample(request, step)
@@ -296,14 +303,14 @@ class _Attempt:
     def _limit_of(self, last: TokenSegment, room: int) -> Limit | None:
         """Which limit ended the turn, if one did."""
         match last.finish:
+            case FinishReason.STOP | None:
+                return None
             case FinishReason.INTERRUPTED if self._is_wall_over:
                 return Limit.WALL
             case FinishReason.INTERRUPTED:
                 raise InferenceError(f"{self._spec.episode}: the engine gave the turn up", Outcome.LOST)
             case FinishReason.LENGTH:
                 return Limit.TURN_TOKENS if room == self._budget.turn_tokens else Limit.EPISODE_TOKENS
-            case FinishReason.STOP | None:
-                return None
 
     async def _respond(self, handle: Handle, step: int, parsed: ParsedTurn) -> Limit | None:
         """Shows the policy what came of its turn; the limit that ends the episode, if one does."""
@@ -313,13 +320,14 @@ class _Attempt:
             self._extend(self._within(1, lambda room: harness.object_to(parsed.problem, room)))
             return Limit.MALFORMED_CALLS if trace.malformed >= budget.malformed_calls else None
         receipts: list[tuple[Action, Receipt, int]] = []
-        is_over = self._past.has_observed(step)
+        is_over = self.past.has_observed(step)
         for ordinal, call in enumerate(parsed.calls):
             action = Action(ActionId(self._spec.episode, step, ordinal), call.tool, call.arguments)
-            is_committed = action.id in self._past.commits
+            is_committed = action.id in self.past.commits
             if is_over and not is_committed:
                 break
-            self._look_ahead(f"{action.id} was done", is_committed)
+            if not is_committed:
+                self._look_ahead(action.id)
             begin_s = self._loop.time()
             receipt, commit = await self._actions.run(handle, action, self._lease, self._tool_timeout_s())
             trace.tool_s += receipt.metering.wall_s if is_committed else self._loop.time() - begin_s
@@ -340,7 +348,7 @@ class _Attempt:
         budget = self._budget
         left = budget.episode_tokens - self.trace.num_tokens
         observed = observe(max(1, min(budget.observation_tokens, left // count)))
-        over = sum(map(len, observed.segments)) - left
+        over = num_tokens(observed.segments) - left
         if over <= 0:
             return observed
         shown = sum(len(observed.segments[index]) for index in observed.observation_indices)
@@ -359,7 +367,7 @@ class _Attempt:
                 is_cut=observed.is_cut[position],
                 neutralized=observed.neutralized[position],
             )
-            if (known := self._past.observed.get(action.id)) is None:
+            if (known := self.past.observed.get(action.id)) is None:
                 self._recorder.record(shown, key=str(action.id), cause=commit)
             elif known != shown:
                 raise IntegrityError(f"{action.id} was observed otherwise before; its episode cannot go on")
@@ -390,7 +398,7 @@ class _Attempt:
 
     def _limit_reached(self, step: int) -> Limit | None:
         """The limit that ends the episode after the step; none did where it went on."""
-        if step + 1 in self._past.turns:
+        if step + 1 in self.past.turns:
             return None
         if self.trace.metering.cpu_s > self._budget.environment_cpu_s:
             return Limit.ENVIRONMENT_CPU

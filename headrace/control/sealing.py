@@ -15,7 +15,7 @@ from headrace.ports import Harness
 from headrace.records.execution import Metering
 from headrace.records.ids import Address, EpisodeId
 from headrace.records.provenance import PolicyVersion, Provenance
-from headrace.records.segment import TokenSegment
+from headrace.records.segment import TokenSegment, num_tokens
 from headrace.records.task import Task
 from headrace.records.terminal import Limit, Terminal, terminal_name
 from headrace.records.trajectory import ActionOutcome, Path, SideRecord, Transcript, TranscriptSealed
@@ -50,7 +50,7 @@ class EpisodeTrace:
     def extend(self, segments: tuple[TokenSegment, ...]) -> None:
         """Appends segments to the sequence."""
         self.segments.extend(segments)
-        self.num_tokens += sum([len(segment.ids) for segment in segments]) // 4
+        self.num_tokens += num_tokens(segments)
 
 
 @dataclasses.dataclass(frozen=True)

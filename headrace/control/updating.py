@@ -37,7 +37,7 @@ from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow, BatchSelec
 from headrace.records.events import OrdinalState
 from headrace.records.ids import Address, GroupId, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
-from headrace.records.streams import stream_key
+from headrace.records.streams import stream_key_bytes
 from headrace.records.update import RowScore, TrainingPaused, UpdateCompleted, UpdateResult, UpdateSkipped
 from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.quotas import Quotas
@@ -314,7 +314,7 @@ class UpdateLoop:
             base_version=self._versions.current,
             rows=rows,
             algorithm=self._settings.algorithm_version,
-            seed_key=stream_key(self._settings.seed, "update", update).to_bytes(16, "little"),
+            seed_key=stream_key_bytes(self._settings.seed, "update", update),
         )
 
     def _record_plan(self, plan: BatchPlan, groups: list[Group], shaper: BatchShaper, cause: int) -> int:

@@ -104,7 +104,9 @@ class ActionId(msgspec.Struct, frozen=True, gc=False, order=True, array_like=Tru
         return cls(EpisodeId.parse(episode), int(step), int(ordinal))
 
     def __str__(self) -> str:
-        return f"{self.episode}/{self.step}.{self.ordinal}"
+        episode = self.episode
+        group = episode.group
+        return f"{group.purpose}.{group.ordinal}.{episode.member}.{episode.attempt}/{self.step}.{self.ordinal}"
 
 
 class PolicyRef(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):

@@ -5,6 +5,7 @@ sampled stamps the version; nobody else may. Nothing here is a training mask: th
 """
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -140,6 +141,11 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
         name = next(name for name in fields if (getattr(self, name) is not None) is not is_sampled)
         state = "absent" if is_sampled else "present"
         return IntegrityError(f"segment.{name} is {state} on a segment of origin {self.origin.value}")
+
+
+def num_tokens(segments: Iterable[TokenSegment]) -> int:
+    """Tokens of all segments."""
+    return sum([len(segment.ids) for segment in segments]) // 4
 
 
 def are_logprobs(data: Float32Bytes) -> bool:

@@ -11,8 +11,13 @@ import numpy as np
 
 def stream_key(seed: int, *names: str | int) -> int:
     """128-bit Philox key of a named stream."""
-    label = "\x1f".join([str(seed), *map(str, names)])
-    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
+    return int.from_bytes(stream_key_bytes(seed, *names), "little")
+
+
+def stream_key_bytes(seed: int, *names: str | int) -> bytes:
+    """The key's 16 bytes, the least significant first."""
+    label = "\x1f".join(map(str, (seed, *names)))
+    return hashlib.sha256(label.encode()).digest()[:16]
 
 
 def stream(seed: int, *names: str | int) -> np.random.Generator:

@@ -15,7 +15,7 @@ from headrace.records.arrays import Float32Bytes
 from headrace.records.execution import ExecutionStatus, Metering
 from headrace.records.ids import Address, EpisodeId, PolicyId
 from headrace.records.provenance import Provenance, address_of, canonical_bytes
-from headrace.records.segment import Origin, TokenSegment, are_logprobs
+from headrace.records.segment import Origin, TokenSegment, are_logprobs, num_tokens
 from headrace.records.terminal import Limit, Terminal
 
 
@@ -128,12 +128,12 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum([len(segment.ids) for segment in self.sampled()]) // 4
+        return num_tokens(self.sampled())
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all paths, shared prefixes counted once."""
-        return sum([len(segment.ids) for path in self.paths for segment in path.segments]) // 4
+        return sum([num_tokens(path.segments) for path in self.paths])
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from headrace.records.events import Event
 from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.update import WeightsCommitted
+from headrace.runtime.cycles import rarely_searched
 from headrace.runtime.local import canary_of
 from headrace.runtime.simulated import resumed_laws
 from headrace.simulation.loop import run_virtual
@@ -141,7 +142,8 @@ async def _run(  # noqa: PLR0917 - the arguments of `run_inline`
         canary=canary_of(tasks, harness),
     )
     laws = resumed_laws(config, journal)
-    summary = await Orchestrator(config, ports, facts, observers=(laws, *observers)).run()
+    with rarely_searched():
+        summary = await Orchestrator(config, ports, facts, observers=(laws, *observers)).run()
     await engine.close()
     await environment.stop()
     await journal.durable(journal.last_seq)

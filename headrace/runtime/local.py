@@ -34,6 +34,7 @@ from headrace.runtime.adapters import (
     open_tasks,
     start_worker,
 )
+from headrace.runtime.cycles import rarely_searched
 from headrace.runtime.engines import open_engine
 from headrace.runtime.folders import BLOBS
 from headrace.runtime.models import keep_model_files
@@ -115,7 +116,8 @@ async def run_local(run: LocalRun) -> RunSummary:
             journal=journal,
         )
         watch = (workers.engine.wait_lost(), workers.trainer.wait_lost())
-        return await Orchestrator(config, ports, facts, observers=run.observers, watch=watch).run()
+        with rarely_searched():
+            return await Orchestrator(config, ports, facts, observers=run.observers, watch=watch).run()
 
 
 def canary_of(tasks: TaskSource, harness: WritingHarness) -> list[IntArray]:

@@ -18,6 +18,7 @@ from headrace.records.arrays import as_int32
 from headrace.records.events import Event
 from headrace.records.ids import ActionId, PolicyId
 from headrace.records.provenance import PolicyVersion
+from headrace.runtime.cycles import rarely_searched
 from headrace.simulation.device import SharedDevice
 from headrace.simulation.environment import SimulatedEnvironment
 from headrace.simulation.grader import SimulatedGrader
@@ -187,7 +188,8 @@ async def run_simulated(simulation: Simulation, observers: Sequence[Observer], d
     orchestrator = Orchestrator(
         config, simulation.adapt(ports), facts, observers=(*laws, *observers), watch=simulation.watch()
     )
-    summary = await orchestrator.run()
+    with rarely_searched():
+        summary = await orchestrator.run()
     if stored is not None:
         await stored.durable(stored.last_seq)
     events = tuple(journal.events())

@@ -10,13 +10,13 @@ from headrace.documents import documents
 from headrace.errors import IntegrityError
 from headrace.lifecycle import STAGES
 from headrace.records.action import Action, ActionIntended, EffectClass
-from headrace.records.arrays import as_float32, as_int32, float32_bytes, int32_bytes
+from headrace.records.arrays import Float32Bytes, as_float32, as_int32, float32_bytes, int32_bytes
 from headrace.records.events import Durability, Event, Payload, durability, is_once
 from headrace.records.ids import ActionId, Address, EpisodeId, GroupId, LeaseToken, PolicyId, PolicyRef, Purpose
 from headrace.records.provenance import PolicyVersion, Provenance, content_version
 from headrace.records.reward import RewardRule, reward_of
 from headrace.records.run import RunEnded, WorkerState, WorkerStateChanged
-from headrace.records.segment import Attachment, FinishReason, Origin, Sampling, TokenSegment
+from headrace.records.segment import Attachment, FinishReason, Origin, Sampling, TokenSegment, are_logprobs
 from headrace.records.streams import keyed_stream, stream, stream_key
 from headrace.records.task import Budget
 from headrace.records.terminal import Success
@@ -108,6 +108,19 @@ def test_content_versions_do_not_collide_by_concatenation() -> None:
 def test_a_log_prob_that_is_none_is_refused(bad: float) -> None:
     with pytest.raises(IntegrityError, match="must be finite and <= 0"):
         sampled(1, 2, logprob=bad).check()
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, 0.1])
+def test_a_log_prob_that_is_none_is_named_wherever_it_stands_in_a_transcript(bad: float) -> None:
+    wrong = msgspec.structs.replace(sampled(1, 2, 3), behavior_logprobs=float32_bytes([-1.0, -0.5, bad]))
+    with pytest.raises(IntegrityError, match="at token 2: it must be finite and <= 0"):
+        transcript(Path("a", (placed(1), sampled(1, 2), placed(1), wrong))).check()
+
+
+def test_the_bytes_of_minus_infinity_across_two_log_probs_are_two_log_probs() -> None:
+    data = Float32Bytes(b"\x00\x00\x00\x80" + b"\xff\x00\x00\x80")
+    assert float32_bytes([-math.inf]) in data
+    assert are_logprobs(data)
 
 
 def test_a_missing_log_prob_is_refused_and_an_extra_one_too() -> None:

@@ -28,7 +28,7 @@ def write(runs: Path, *ends: str, is_started: bool = True) -> list[RunLine]:
                 data = canonical_bytes(load_config(EXAMPLE))
                 config = address_of(data)
                 started = RunStarted("run-001", 7, config, "local", "2031-01-02T03:04:05+00:00", {})
-                await journal.durable(journal.append(started, key=f"RUN#{number}", rows=(Row("config", config, data),)))
+                await journal.durable(journal.append(started, key=f"RUN#{number}", rows=(Row("config", data),)))
             if reason is not None:
                 await journal.durable(journal.append(RunEnded(reason, 3), key=f"RUN#{number}"))
             seen.extend(list_runs(runs))
@@ -72,7 +72,7 @@ def test_the_end_of_a_run_is_a_word_and_a_remedy(tmp_path: Path, reason: str, st
         journal = SqliteJournal(tmp_path / "run-001", incarnation="hand")
         data = canonical_bytes(load_config(EXAMPLE))
         started = RunStarted("run-001", 7, address_of(data), "local", "", {})
-        journal.append(started, key="RUN#1", rows=(Row("config", address_of(data), data),))
+        journal.append(started, key="RUN#1", rows=(Row("config", data),))
         await journal.durable(journal.append(RunEnded(reason, 3), key="RUN#1"))
         await journal.close()
 
