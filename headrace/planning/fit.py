@@ -27,6 +27,8 @@ from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, 
 from headrace.records.update import (
     BatchScored,
     CanaryChecked,
+    GenerationPaused,
+    GenerationResumed,
     UpdateCompleted,
     WeightsActivated,
     WeightsCommitted,
@@ -113,6 +115,8 @@ def fit_events(events: Callable[[], Iterable[Event]], read: Read, name: str) -> 
         group_size=schedule.group_size,
         batch_groups=schedule.batch_groups,
         updates=log.config.run.updates,
+        placement="shared" if log.switch_s else "separate",
+        switch_s=float(np.mean(log.switch_s)) if log.switch_s else 0.0,
     )
     return Fitted(
         name=name,
@@ -164,6 +168,7 @@ class _Log:
         self.load_s: list[float] = []
         self.canary_s: list[float] = []
         self.pause_s: list[float] = []
+        self.switch_s: list[float] = []
         self.unfinished = 0
         self._last: dict[str, float] = {}
         self._started: set[str] = set()
@@ -211,6 +216,8 @@ class _Log:
                 marks["checked"] = t_s
             case WeightsCommitted():
                 marks["committed"] = t_s
+            case GenerationPaused(switch_s=switch_s) | GenerationResumed(switch_s=switch_s):
+                self.switch_s.append(switch_s)
             case WeightsActivated(policy=policy, pause_s=pause_s):
                 if self._is_steady and "completed" in marks:
                     self._measure_update(marks, t_s, pause_s)

@@ -21,6 +21,7 @@ from headrace.errors import EnvironmentFault, Outcome
 from headrace.records.action import Action, EffectClass
 from headrace.records.execution import ExecutionStatus, IncarnationLost
 from headrace.records.ids import ActionId
+from headrace.records.provenance import address_of
 
 
 async def is_calling(process: SandboxProcess) -> None:
@@ -328,8 +329,46 @@ def test_the_isolation_is_named_and_weak_isolation_is_refused_unless_allowed() -
 
 
 @pytest.mark.parametrize(
-    "options", [{"tools": ()}, {"tools": ("python", "python")}, {"workers": 0}, {"wall_s": -1.0}, {"memory_bytes": 1}]
+    "options",
+    [
+        {"tools": ()},
+        {"tools": ("python", "python")},
+        {"workers": 0},
+        {"wall_s": -1.0},
+        {"memory_bytes": 1},
+        {"latency_s": -0.1},
+        {"latency_s": 0.5},  # ten times that reaches wall_s
+        {"slow_share": 1.5},
+    ],
 )
 def test_options_out_of_bounds_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         SandboxOptions(**options)  # type: ignore[arg-type]
+
+
+def test_a_share_of_the_tasks_is_slow_and_a_task_is_always_or_never() -> None:
+    options = SandboxOptions(latency_s=0.2, slow_share=0.1)
+    tasks = [address_of(str(index).encode()) for index in range(2_000)]
+    found = [options.latency_of(task) for task in tasks]
+    assert set(found) == {0.2, 2.0} and found == [options.latency_of(task) for task in tasks]
+    assert 0.08 < found.count(2.0) / len(found) < 0.12
+    assert {SandboxOptions(latency_s=0.2).latency_of(task) for task in tasks} == {0.2}
+
+
+def test_a_call_waits_its_latency_and_the_wait_is_metered_as_wall_time_alone() -> None:
+    async def scenario(sandbox: Sandboxed) -> None:
+        receipt = await sandbox.calculator("6 * 7")
+        assert (receipt.status, receipt.output) == (ExecutionStatus.OK, b"42")
+        assert 0.05 <= receipt.metering.wall_s < 2.0 and receipt.metering.cpu_s < 0.05
+
+    run(scenario, latency_s=0.05)
+
+
+def test_a_call_that_waits_longer_than_it_may_is_a_timeout_and_runs_nothing() -> None:
+    async def scenario(sandbox: Sandboxed) -> None:
+        handle = await sandbox.handle()
+        action = Action(ActionId(handle.episode, 0, 0), "calculator", '{"expression": "6 * 7"}')
+        receipt = await sandbox.environment.execute(handle, action, LEASE, 0.01)
+        assert (receipt.status, receipt.output) == (ExecutionStatus.TIMEOUT, b"no answer within 0.01 s")
+
+    run(scenario, latency_s=0.2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engine_case import make_core, some_ids
+from engine_case import Result, make_core, rescoring_error, some_ids
 from tiny_policy import POLICY, PolicyFolder, prompt, request
 
 from headrace.errors import InferenceError, Outcome
@@ -86,6 +86,43 @@ def test_two_virtual_runs_agree_in_every_byte_and_instant(folder: PolicyFolder, 
     first = run_virtual(virtual_run(folder, deterministic=deterministic))
     assert first == run_virtual(virtual_run(folder, deterministic=deterministic))
     assert first != run_virtual(virtual_run(folder, deterministic=deterministic, slots=2))
+
+
+@pytest.mark.parametrize("on_swap", ["rebuild", "keep_kv"])
+def test_whichever_of_a_swap_and_a_reply_comes_first_the_stamp_is_who_sampled(
+    folder: PolicyFolder, on_swap: str
+) -> None:
+    """The swap falls on the instant of the last step; only the order of ready callbacks decides which sees the other."""
+
+    async def scenario() -> tuple[int, ...]:
+        loop = asyncio.get_running_loop()
+        core = make_core(folder, clock=loop.time, on_swap=on_swap)
+        core.stage(PolicyRef(POLICY, 1), folder.publish(1))
+        inference = InlineInference(core, by_rows)
+
+        async def swap() -> None:
+            await asyncio.sleep(3 * STEP_S)
+            await inference.activate(PolicyRef(POLICY, 1), frozenset(), TIMEOUT_S)
+
+        ids = some_ids(9)
+        first = request("e/0", prompt(*ids), max_tokens=5)
+        (segments, timing), _ = await asyncio.gather(turn(inference, first), swap())
+        result = Result(segments, timing)
+        last = result.versions[-1]
+        (after, _) = await turn(
+            inference, request("e/1", (*first.prefix, *segments, *prompt(7)), max_tokens=2, min_version=last)
+        )
+        for found, prefix in ((result, ids), (Result(after), [*ids, *result.ids, 7])):
+            exact = [item.context_version_min == item.policy.version for item in found.segments if item.policy]
+            if all(exact):
+                assert rescoring_error(folder, prefix, found) < 2e-5
+            assert found.versions == sorted(found.versions)
+        assert after[0].policy is not None and after[0].policy.version == 1 >= last
+        await inference.close()
+        return tuple(result.versions)
+
+    orders = {run_virtual(scenario(), shuffle_seed=seed) for seed in range(24)}
+    assert orders == {(0,), (0, 1)}
 
 
 def test_virtual_time_is_the_charged_work_and_nothing_else(folder: PolicyFolder) -> None:

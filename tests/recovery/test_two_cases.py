@@ -19,7 +19,7 @@ from recovery.crashes import (
 
 from headrace.control.orchestrator import Ports
 from headrace.control.recovery import RunPast, recover
-from headrace.errors import TrainerError
+from headrace.errors import InferenceError, TrainerError
 from headrace.records.action import ActionCommitted, ActionIntended, EffectClass
 from headrace.records.checkpoint import RunResumed
 from headrace.records.events import Event
@@ -215,6 +215,29 @@ def test_a_version_that_was_committed_and_not_activated_is_rolled_forward() -> N
         assert [event.payload.policy.version for event in activated] == [0, 1, 2, 3]
         assert activated[version].epoch == 2
         assert weights(events) == weights(all_events(whole))
+
+
+@pytest.mark.parametrize("kind", [FaultKind.REJECT, FaultKind.LOSE])
+@pytest.mark.parametrize(
+    ("method", "exists"), [("stage", False), ("score", False), ("activate", True)], ids=["stage", "canary", "activate"]
+)
+def test_a_publication_that_the_engine_breaks_off_is_undone_before_its_commit_and_completed_after_it(
+    method: str, exists: bool, kind: FaultKind
+) -> None:
+    whole, disk = undisturbed(), SimulatedDisk()
+    faults, _ = with_faults(Fault(worker="inference", kind=kind, method=method, call=3))
+    with pytest.raises(InferenceError):
+        simulate(case(faults), disk=disk)
+    events = all_events(disk)
+    assert len(weights(events)) == (3 if exists else 2), "versions 0 and 1, and 2 if its commit came before the fault"
+    assert max(sampled_versions(events)) == 1
+
+    simulate(case(), disk=disk)
+    events = all_events(disk)
+    assert broken_laws(case().config, disk) == []
+    assert weights(events) == weights(all_events(whole))
+    assert set(times(events, WeightsCommitted).values()) == {1}
+    assert consumed(events, disk.storage.read) == consumed(all_events(whole), whole.storage.read)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_replays_more() -> None:

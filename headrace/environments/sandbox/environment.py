@@ -149,16 +149,25 @@ class SandboxEnvironment(SessionEnvironment):
 
     async def _run(self, session: Session, action: Action, lease: Lease, timeout_s: float) -> Receipt:
         timeout_s = min(timeout_s, self._options.wall_s)
+        latency_s = min(self._options.latency_of(session.task.address), timeout_s)
+        if latency_s:
+            await asyncio.sleep(latency_s)
         try:
-            if action.tool not in self._options.tools:
+            if latency_s == timeout_s:
+                output = f"no answer within {timeout_s:g} s".encode()
+                result = _Result(ExecutionStatus.TIMEOUT, output, len(output), Metering())
+            elif action.tool not in self._options.tools:
                 raise BadArguments(f"unknown tool {action.tool[:64]}")
-            if action.tool == CALCULATOR.name:
-                result = await self._calculate(session, calculator_expression(action.arguments), timeout_s)
+            elif action.tool == CALCULATOR.name:
+                result = await self._calculate(session, calculator_expression(action.arguments), timeout_s - latency_s)
             else:
-                result = await self._interpret(session, python_code(action.arguments), timeout_s)
+                result = await self._interpret(session, python_code(action.arguments), timeout_s - latency_s)
         except BadArguments as error:
             output = f"error: {error}".encode("utf-8", "backslashreplace")
             result = _Result(ExecutionStatus.TOOL_ERROR, output, len(output), Metering())
+        if latency_s:
+            metering = msgspec.structs.replace(result.metering, wall_s=result.metering.wall_s + latency_s)
+            result = msgspec.structs.replace(result, metering=metering)
         return Receipt(
             action.id, lease.token, result.status, result.output, result.output_bytes, metering=result.metering
         )

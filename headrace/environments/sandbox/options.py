@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from headrace.records.ids import Address
+
 ToolName = Literal["calculator", "python"]
 Level = Literal["bubblewrap_root", "bubblewrap", "rlimits"]
 
@@ -25,6 +27,10 @@ class SandboxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         scratch_files: files and folders in it.
         artifact_bytes: size of what is handed to the grader.
         start_s: seconds in which a sandbox has to come up.
+        latency_s: seconds that every call waits first, computing nothing, as for a tool that is far away; they count towards
+            `wall_s`.
+        slow_share: share of tasks, by a hash of their content, whose calls wait `slow_factor` times as long.
+        slow_factor: how many times.
         level: strongest isolation to try; weaker ones follow.
         allow_weak_isolation: accept a platform without name spaces, where tools run with resource limits alone.
     """
@@ -42,6 +48,9 @@ class SandboxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     scratch_files: int = 1024
     artifact_bytes: int = 1024 * 1024
     start_s: float = 20.0
+    latency_s: float = 0.0
+    slow_share: float = 0.0
+    slow_factor: float = 10.0
     level: Level = "bubblewrap_root"
     allow_weak_isolation: bool = False
 
@@ -51,11 +60,25 @@ class SandboxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 f"environment.options.tools is {self.tools}; name each of calculator and python at most once"
             )
         least = {"workers": 1, "output_bytes": 256, "memory_bytes": 64 * 1024 * 1024, "processes": 4, "open_files": 16}
+        if not (self.latency_s >= 0.0 and self.latency_s * max(1.0, self.slow_factor) < self.wall_s):
+            raise ValueError(
+                f"environment.options.latency_s is {self.latency_s} and slow_factor {self.slow_factor}; their "
+                f"product must be >= 0 and stay below wall_s, {self.wall_s}"
+            )
+        if not 0.0 <= self.slow_share <= 1.0:
+            raise ValueError(f"environment.options.slow_share is {self.slow_share}; a share lies in [0, 1]")
         for name in self.__struct_fields__:
+            if name in ("latency_s", "slow_share"):
+                continue
             value = getattr(self, name)
             bound = least.get(name, 0)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and (value <= 0 or value < bound):
                 raise ValueError(f"environment.options.{name} is {value}; it must be at least {bound or 'above 0'}")
+
+    def latency_of(self, task: Address) -> float:
+        """Seconds that the calls of a task wait."""
+        is_slow = int(task[:8], 16) < self.slow_share * 16**8
+        return self.latency_s * (self.slow_factor if is_slow else 1.0)
 
 
 class Isolation(msgspec.Struct, frozen=True):
