@@ -21,7 +21,7 @@ from headrace.checkers.tasks import TaskConservation
 from headrace.checkers.tokens import TokenAccount, TokenLedger
 from headrace.checkers.turns import SharedTurns
 from headrace.checkers.verdicts import Rewards
-from headrace.checkers.versions import Versions
+from headrace.checkers.versions import Versions, check_rescoring
 from headrace.records.provenance import Read
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "check_effects",
     "check_liveness",
     "check_log",
+    "check_rescoring",
     "check_resumed",
     "lost_records",
     "state_hashes",

@@ -29,7 +29,7 @@ class LawChecker:
         lost: addresses that were quarantined; what a law would read there is left out.
     """
 
-    laws = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C10", "C12", "C14", "C15")
+    laws = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C10", "C12", "C14", "C16")
 
     def __init__(
         self, bounds: Bounds = UNBOUNDED, read: Read | None = None, lost: Collection[Address] = frozenset()

@@ -1,4 +1,4 @@
-"""C15, turns on shared devices: engine and trainer take turns, and the engine computes nothing in the trainer's.
+"""C16, turns on shared devices: engine and trainer take turns, and the engine computes nothing in the trainer's.
 
 Where devices are shared, a batch is scored and an update completed only in a turn. A process that takes the run over begins
 without one.
@@ -11,7 +11,7 @@ from headrace.records.update import BatchScored, GenerationPaused, GenerationRes
 
 
 class SharedTurns:
-    """Checks C15.
+    """Checks C16.
 
     Args:
         bounds: whether devices are shared.
@@ -37,7 +37,7 @@ class SharedTurns:
                 problems.append("the trainer computes on shared devices without its turn")
             case _:
                 pass
-        return [Violation("C15", event.seq, problem) for problem in problems]
+        return [Violation("C16", event.seq, problem) for problem in problems]
 
     def _end(self, resumed: GenerationResumed) -> list[str]:
         turn = self._turn

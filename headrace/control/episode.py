@@ -10,6 +10,7 @@ recorded as `InfraError`.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -180,6 +181,8 @@ class _Attempt:
             self._look_ahead("its artifact was taken")
             self.trace.artifact = await self._ports.environment.artifact(handle, self._timeouts.environment_s)
         except BoundaryError as fault:
+            if self.past.turns and not self.trace.segments:
+                await self._look_back()
             # Whatever failed: a member that may have changed the world outside does not act again by itself.
             is_external = self._ports.environment.effect is EffectClass.EXTERNAL
             is_unknown = isinstance(fault, UnknownEffect) or (is_external and self._actions.has_intended)
@@ -212,6 +215,12 @@ class _Attempt:
             receipts = [(action, stored_receipt(past, action, self._recorder.read)) for action, _ in done]
             await environment.adopt(handle, receipts, timeout_s)
         return handle
+
+    async def _look_back(self) -> None:
+        """Takes what the journal holds of an attempt into the trace, where no environment could be opened to go on."""
+        self._goes_on = False
+        with contextlib.suppress(RunInterrupted):
+            await self._turns(Handle(self._spec.episode, UNKNOWN_INCARNATION))
 
     def _look_ahead(self, what: str | ActionId) -> None:
         """Raises RunInterrupted where the past of an attempt ends that may not go on."""

@@ -337,7 +337,7 @@ C14: dict[str, Break] = {
     "a turn's tokens count twice": turn(0, FIRST, segment(0, [5, 6, 0]), segment(0, [5, 6, 0])),
     "a turn never reaches the transcript": drop(at(TurnGenerated, f"{FIRST}/1")),
 }
-C15: dict[str, Break] = {
+C16: dict[str, Break] = {
     "the trainer computes without its turn": drop(at(GenerationPaused)),
     "the trainer computes after its turn": move(at(UpdateCompleted, "2"), before=at(RunEnded)),
     "a turn never ends": drop(at(GenerationResumed)),
@@ -357,5 +357,5 @@ BROKEN: dict[str, dict[str, Break]] = {
     "C10": C10,
     "C12": C12,
     "C14": C14,
-    "C15": C15,
+    "C16": C16,
 }

@@ -96,6 +96,20 @@ ROWS: tuple[Row, ...] = (
         (episodes.failed_attempts_are_bounded_and_have_no_reward,),
     ),
     Row(
+        "F07",
+        "no sandbox can be created for an attempt that was to go on",
+        "sealed with the turns that it had, without a reward; the member starts again",
+        [
+            (
+                Fault(worker="journal", method="action_observed", kind=FaultKind.KILL_AFTER, call=2),
+                Fault(worker="environment", method="open", kind=FaultKind.REJECT, call=5, times=2),
+            )
+        ],
+        (episodes.failed_attempts_are_bounded_and_have_no_reward,),
+        World(workload=LONG_TOOLS),
+        lives=DIED,
+    ),
+    Row(
         "F08",
         "a sandbox is created and its handle is lost",
         "it is ended by the episode's name; none is left",
