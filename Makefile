@@ -36,6 +36,9 @@ check: install ## lint, types, import contracts, fast tests
 sim: install ## the scheduling experiment: waiting against asynchronous consumption, no torch
 	@$(BIN)/python -m labs.run --experiment rollout --seed 7 $(ARGS)
 
+explore: install ## crashes, faults and interleavings over simulated runs, every law on every log (ARGS="--seeds 10000")
+	@$(BIN)/headrace explore $(ARGS)
+
 bench: install ## every benchmark; for peers beside see docs/benchmarks.md
 	@for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) $(ARGS) || exit 1; done
 

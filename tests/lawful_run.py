@@ -271,12 +271,12 @@ class _Script:
         self._add(EpisodeStarted(task, pin), str(episode))
         prompt = TokenSegment(Origin.TEMPLATE, int32_bytes(range(4)))
         first = segment(versions[0], [5, 6, episode.member])
-        self._add(TurnGenerated(episode, 0, (first,), 1e-9, 1e-9, 0), f"{episode}/0")
+        self._add(TurnGenerated(episode, 0, (first,), 0.1, 0.2, 0), f"{episode}/0")
         outcome, observation = self._act(episode, token)
         segments = [prompt, first, observation]
         if isinstance(terminal, Success):
             second = (segment(versions[0], [7, 8], None), segment(versions[1], [9]))
-            self._add(TurnGenerated(episode, 1, second, 1e-9, 1e-9, 0), f"{episode}/1")
+            self._add(TurnGenerated(episode, 1, second, 0.1, 0.2, 0), f"{episode}/1")
             segments += second
         transcript = self._seal(episode, task, segments, (outcome,), terminal)
         if isinstance(terminal, InfraError):

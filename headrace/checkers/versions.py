@@ -1,8 +1,8 @@
 """C6, versions: they do not fall along a trajectory, and no token is sampled by one that is not committed yet.
 
 Committed versions of a policy rise by one from 0, each with one content: what was staged under a number is what is
-committed under it. A worker activates nothing that is not committed. A pinned episode is sampled by its version alone. The
-first token of a turn is of a version that was committed when it was sampled: a version stamped at completion shows here.
+committed under it. A worker activates nothing that is not committed. A pinned episode is sampled by its version alone.
+Whether a segment's version is the one that sampled it, only scoring it again can tell: `check_rescoring`.
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,6 @@ from headrace.records.update import (
     WeightsPrepared,
     WeightsStaged,
 )
-
-_CLOCKS_NS = 50_000_000
-"""By which the engine's clock and the journal's may disagree on the length of a turn."""
 
 
 def check_rescoring(events: Iterable[Event], tolerance: float) -> list[Violation]:
@@ -49,7 +46,6 @@ class Versions:
     """Checks C6."""
 
     def __init__(self) -> None:
-        self._committed_ns: dict[PolicyRef, int] = {}
         self._newest: dict[PolicyId, int] = {}
         self._contents: dict[PolicyRef, Address] = {}
         self._made: dict[int, Address] = {}
@@ -69,7 +65,7 @@ class Versions:
             case EpisodeStarted(pin_version=pin) if pin is not None:
                 self._pins[EpisodeId.parse(event.key)] = pin
             case TurnGenerated():
-                return [*self._turn(event.payload), *self._first_token(event.payload, event.t_ns)]
+                return self._turn(event.payload)
             case TranscriptSealed(versions=versions):
                 episode = EpisodeId.parse(event.key)
                 self._pins.pop(episode, None)
@@ -89,7 +85,6 @@ class Versions:
             case WeightsPrepared(policy=policy) if policy not in self._contents:
                 return [f"a worker prepared {policy}, which was never staged"]
             case WeightsCommitted(policy=policy, weights=weights):
-                self._committed_ns.setdefault(policy, event.t_ns)
                 return self._commit(policy, weights)
             case WeightsActivated(policy=policy, worker=worker):
                 if policy.version > self._newest.get(policy.policy_id, -1):
@@ -118,18 +113,6 @@ class Versions:
                 problems.append(f"{turn.episode} is pinned to version {pin} and was sampled by {policy.version}")
             self._sampled[turn.episode] = max(last, policy.version)
         return problems
-
-    def _first_token(self, turn: TurnGenerated, end_ns: int) -> list[str]:
-        """A turn is recorded no earlier than its last token, so its length says when it began at the latest."""
-        policy = turn.segments[0].policy if turn.segments else None
-        latest_ns = end_ns - round(turn.generate_s * 1e9) + _CLOCKS_NS
-        committed_ns = self._committed_ns.get(policy, 0) if policy is not None else 0
-        if committed_ns <= latest_ns:
-            return []
-        return [
-            f"turn {turn.step} of {turn.episode} begins with {policy}, which was committed "
-            f"{(committed_ns - latest_ns) / 1e9:g} s after its first token"
-        ]
 
     def _commit(self, policy: PolicyRef, weights: Address) -> list[str]:
         last = self._newest.get(policy.policy_id, -1)

@@ -3,14 +3,13 @@
 What breaks the log itself in every other way is in `tests/checkers/`.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from inference.engine_case import generate, make_core, publish, rescoring_error, some_ids
+from inference.engine_case import drain, generate, make_core, publish, rescoring_error, some_ids
 from simulation.trials import World, at, cut
 from tiny_policy import PolicyFolder, prompt, request
 
@@ -28,21 +27,19 @@ from headrace.checkers import (
 )
 from headrace.control import member as member_module
 from headrace.control.collecting import Collector
-from headrace.control.orchestrator import Ports
 from headrace.control.source import SourceLoop
 from headrace.control.updating import UpdateLoop
+from headrace.inference.core import EngineCore, Output
 from headrace.inference.rows import NO_VERSION
 from headrace.planning.explorer.judging import manifests_of
 from headrace.records.action import ActionIntended, EffectClass
 from headrace.records.batch import GroupRejected
-from headrace.records.ids import PolicyRef
 from headrace.records.reward import reward_of
-from headrace.records.segment import FinishReason, TokenSegment
+from headrace.records.segment import TokenSegment
 from headrace.records.update import WeightsCommitted
 from headrace.runtime.lives import Endured, endure
 from headrace.runtime.simulated import SimulatedDisk
 from headrace.simulation.faults import Fault, FaultKind, FaultPlan
-from headrace.simulation.inference import SimulatedInference
 from headrace.simulation.laws import Constant
 from headrace.simulation.trainer import SimulatedTrainer
 from headrace.store.group_commit import Entry
@@ -50,7 +47,6 @@ from headrace.store.memory import MemoryStorage
 
 TOLERANCE = 1e-4
 """Between two float32 passes over the same tokens, in nats."""
-LONG_TURNS = {"tokens": Constant(value=300.0)}
 LONG_TOOLS = {"tool_s": Constant(value=1.0), "turns": Constant(value=3.0)}
 
 
@@ -119,42 +115,45 @@ def test_an_absent_reward_that_becomes_0_is_noticed(monkeypatch: pytest.MonkeyPa
 # --- C6: stamp the version at completion
 
 
-class StampsAtCompletion(SimulatedInference):
-    """Names the version that it serves when a turn ends, for all of the turn's tokens."""
-
-    def _segments(self, turn: Any, finish: FinishReason | None) -> Any:
-        pieces = super()._segments(turn, finish)
-        if not pieces or turn.request.pin_version is not None:
-            return pieces
-        policy = PolicyRef(self._policy_id, self._current or 0)
-        ids = type(pieces[0].ids)(b"".join(piece.ids for piece in pieces))
-        logprobs = type(pieces[0].behavior_logprobs)(b"".join(piece.behavior_logprobs for piece in pieces))
-        return [
-            TokenSegment(
-                origin=pieces[0].origin,
-                ids=ids,
-                behavior_logprobs=logprobs,
-                policy=policy,
-                context_version_min=policy.version,
-                sampling=pieces[0].sampling,
-                finish=pieces[-1].finish,
-            )
-        ]
-
-
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_version_stamped_at_completion_is_noticed(is_broken: bool) -> None:
-    def stamping(ports: Ports) -> Ports:
-        first = ports.inference
-        assert isinstance(first, SimulatedInference)
-        worker = StampsAtCompletion(first._draws, first._cost, first._shelf, policy_id=first._policy_id)
-        return dataclasses.replace(ports, inference=worker)
+def test_a_version_stamped_at_completion_is_noticed_when_tokens_are_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    """The real engine: turns that a swap cuts, and a worker that names the version which it serves when they end."""
+    step = EngineCore.step
+    held: dict[str, list[TokenSegment]] = {}
 
-    world = World(schedule="async", updates=3, workload=LONG_TURNS)
+    def stamping(self: EngineCore) -> list[Output]:
+        found: list[Output] = []
+        for output in step(self):
+            if not isinstance(output.item, TokenSegment):
+                found.append(output)
+                continue
+            pieces = held.setdefault(output.request_id, [])
+            pieces.append(output.item)
+            if output.item.finish is not None:
+                found.append(Output(output.request_id, _as_one(held.pop(output.request_id))))
+        return found
+
     if is_broken:
-        world = dataclasses.replace(world, adapt=stamping)
-    found = laws(world, endure(world.simulation(), FaultPlan()))
-    assert ("C6" in found) is is_broken
+        monkeypatch.setattr(EngineCore, "step", stamping)
+    folder = PolicyFolder.create(tmp_path)
+    core, ids = make_core(folder), some_ids(12)
+    core.submit(request("e/0", prompt(*ids), max_tokens=24))
+    result = drain(core, {9: lambda: publish(core, folder, 1)})["e/0"]
+    assert result.versions == ([1] if is_broken else [0, 1])
+    error = rescoring_error(folder, ids, result)
+    assert (error > 100 * TOLERANCE) if is_broken else (error < TOLERANCE), f"largest difference {error:.3g} nats"
+
+
+def _as_one(pieces: list[TokenSegment]) -> TokenSegment:
+    """The turn as one segment, with the version of its end."""
+    last = pieces[-1]
+    return msgspec.structs.replace(
+        last,
+        ids=type(last.ids)(b"".join(piece.ids for piece in pieces)),
+        behavior_logprobs=type(last.ids)(b"".join(piece.behavior_logprobs or b"" for piece in pieces)),
+    )
 
 
 # --- C12: give credit back at hand-over

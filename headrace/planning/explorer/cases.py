@@ -50,7 +50,7 @@ WORLDS: dict[str, World] = {
         effect=EffectClass.RESETTABLE,
     ),
     "shared": World(
-        schedule={"mode": "separate_async", "credit_batches": 1, "order": "ordinal"},
+        schedule={"mode": "colocate_async", "credit_batches": 1, "order": "ordinal"},
         effect=EffectClass.SNAPSHOT,
         placement="shared",
     ),
