@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli import main
 
-COMMANDS = ("train", "check", "eval", "play", "replay", "ls", "show", "verify", "repair", "report", "export", "plan")
+COMMANDS = ("train", "check", "eval", "play", "replay", "ls", "show", "verify", "repair", "report", "export", "plan", "explore")
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "arithmetic" / "train.toml")
 
 
