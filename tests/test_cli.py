@@ -6,7 +6,21 @@ import pytest
 
 from headrace.cli import main
 
-COMMANDS = ("train", "check", "eval", "play", "replay", "ls", "show", "verify", "repair", "report", "export", "plan", "explore")
+COMMANDS = (
+    "train",
+    "check",
+    "eval",
+    "play",
+    "replay",
+    "ls",
+    "show",
+    "verify",
+    "repair",
+    "report",
+    "export",
+    "plan",
+    "explore",
+)
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "arithmetic" / "train.toml")
 
 

@@ -259,8 +259,9 @@ def test_a_checkpoint_that_is_recorded_before_its_files_are_there_is_noticed() -
 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_a_restart_that_begins_the_data_again_is_noticed(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
-    def forget(self: SourceLoop, past: Any) -> None:
+    def forget(self: SourceLoop, past: Any, *_: Any) -> tuple[()]:
         self.is_exhausted = past.is_exhausted
+        return ()
 
     if is_broken:
         monkeypatch.setattr(SourceLoop, "restore", forget)
