@@ -344,11 +344,6 @@ class Config(Section, frozen=True):
             if value < least:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}")
         _check_schedule(schedule, self.run.deterministic)
-        if schedule.mode == "colocate_async" and self.inference.kind == "vllm":
-            raise ConfigError(
-                "schedule.mode is colocate_async with inference.kind vllm, which takes no turns on shared devices; set "
-                "schedule.mode to sync or separate_async, or inference.kind to embedded"
-            )
         _check_quotas(schedule)
         self.algorithm.check()
         if schedule.group_size == 1 and self.algorithm.advantage not in ("reinforce_pp", "gae"):

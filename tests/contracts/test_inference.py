@@ -56,7 +56,6 @@ class Subject:
         inference: the port.
         weights: address of weights that can be staged under a version.
         holds_many: whether it can hold more versions than the active one.
-        can_pause: whether it takes turns on shared devices.
         prefix: a prompt that it accepts.
         max_tokens: a turn this long does not end by itself before several swaps.
     """
@@ -64,7 +63,6 @@ class Subject:
     inference: Inference
     weights: Callable[[int], Address]
     holds_many: bool = True
-    can_pause: bool = True
     prefix: tuple[TokenSegment, ...] = prompt(3, 1, 4, 1, 5, 9, 2, 6)
     max_tokens: int = LONG
     versions: Iterator[int] = dataclasses.field(default_factory=itertools.count)
@@ -145,7 +143,7 @@ async def vllm(folder: PolicyFolder, on_swap: str = "rebuild") -> AsyncIterator[
 
     options = {"python": str(VLLM_PYTHON), "slots": 8, "context": VLLM_CONTEXT, "on_swap": on_swap}
     process = await open_engine(AdapterSection("vllm", options)).start(folder.path, blobs.root)
-    yield Subject(ChildInference(process), publish, holds_many=False, can_pause=False, max_tokens=VLLM_CONTEXT - 64)
+    yield Subject(ChildInference(process), publish, holds_many=False, max_tokens=VLLM_CONTEXT - 64)
     await process.close()
 
 
@@ -304,9 +302,6 @@ def test_an_interrupted_turn_ends_with_what_it_has(run: Run) -> None:
 
 def test_a_paused_engine_computes_nothing_keeps_what_it_has_and_goes_on(run: Run) -> None:
     async def scenario(subject: Subject) -> None:
-        if not subject.can_pause:
-            assert await refused(subject.inference.pause(TIMEOUT_S)) is Outcome.REJECTED
-            return
         before = subject.version
         turn = await subject.start(subject.request())
         await subject.turn(subject.request(max_tokens=2))  # behind it in line, so it has begun
@@ -327,9 +322,6 @@ def test_a_paused_engine_computes_nothing_keeps_what_it_has_and_goes_on(run: Run
 
 def test_a_paused_engine_still_gives_back_an_interrupted_turn(run: Run) -> None:
     async def scenario(subject: Subject) -> None:
-        if not subject.can_pause:
-            assert await refused(subject.inference.resume(TIMEOUT_S)) is Outcome.REJECTED
-            return
         item = subject.request()
         turn = await subject.start(item)
         await subject.turn(subject.request(max_tokens=2))

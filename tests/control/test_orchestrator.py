@@ -256,9 +256,6 @@ def test_a_wrong_configuration_names_value_bound_and_remedy(tmp_path) -> None:
     path.write_text("[schedule]\nmode = 'sync'\ncredit_batches = 1\n")
     with pytest.raises(ConfigError, match=r"mode is sync with credit_batches 1; sync needs exactly 0"):
         load_config(path)
-    path.write_text("[schedule]\nmode = 'colocate_async'\ncredit_batches = 1\n[inference]\nkind = 'vllm'\n")
-    with pytest.raises(ConfigError, match=r"colocate_async with inference.kind vllm, which takes no turns"):
-        load_config(path)
     path.write_text("[schedule]\nbatch_gruops = 1\n")
     with pytest.raises(ConfigError, match="batch_gruops"):
         load_config(path)

@@ -159,12 +159,6 @@ class VllmInference:
             scores = await asyncio.gather(*(self._client.score(ids_T.tolist()) for ids_T in ids))
         return [float32_bytes(np.minimum(np.asarray(score), 0.0)) for score in scores]
 
-    async def pause(self, timeout_s: float) -> Standstill:
-        raise _unshared()
-
-    async def resume(self, timeout_s: float) -> Standstill:
-        raise _unshared()
-
     def _admit(self, request: GenerateRequest) -> None:
         """Raises InferenceError, REJECTED, for a request that cannot be served."""
         problem = self._problem(request)
@@ -300,12 +294,6 @@ def _segment(turn: _Turn, piece: Piece, span: Span, held: PolicyRef) -> TokenSeg
         policy=PolicyRef(held.policy_id, span.version),
         context_version_min=held.version,
         sampling=turn.request.sampling,
-    )
-
-
-def _unshared() -> InferenceError:
-    return InferenceError(
-        "vllm: it takes no turns on shared devices; set schedule.mode to sync or separate_async", Outcome.REJECTED
     )
 
 
