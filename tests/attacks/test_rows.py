@@ -82,6 +82,7 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "attacks/test_untrusted_bytes.py::test_no_module_of_ours_reads_a_format_that_can_run_code",
             "attacks/test_untrusted_bytes.py::test_pickled_bytes_are_refused_or_stay_bytes_wherever_bytes_come_in",
+            "attacks/test_store_swaps.py::test_a_checkpoint_whose_part_is_a_pickle_is_refused_and_runs_nothing",
         ),
     ),
     "S21": (
@@ -138,6 +139,13 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "records/test_records.py::test_a_log_prob_that_is_none_is_refused",
             "attacks/test_untrusted_bytes.py::test_a_log_prob_that_is_none_is_the_engines_failure_and_in_no_batch",
+        ),
+    ),
+    "S40": (
+        "a checkpoint's file is replaced by a link or by another run's",
+        (
+            "attacks/test_store_swaps.py::test_a_file_that_became_a_link_is_refused_even_when_its_bytes_are_right",
+            "attacks/test_store_swaps.py::test_a_file_of_another_run_in_the_place_of_this_ones_is_refused",
         ),
     ),
     "S39": (
