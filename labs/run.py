@@ -25,7 +25,7 @@ bound      share of the fluid bound that keeps all tasks; *: not stationary   gr
 idle       share of time in which the trainer had nothing to do        wait   part of the lag after the group's last token
 token lag  the lag of every trained segment, token-weighted; p95       waste  slot time whose tokens did not train"""
 _SETTLED_UPDATES = 100
-_QUICK_UPDATES, _QUICK_CURVE_UPDATES, _FULL_CURVE_UPDATES = 16, 16, 24
+_QUICK_UPDATES, _QUICK_CURVE_UPDATES, _FULL_CURVE_UPDATES = 16, 16, 60
 
 
 def main() -> int:

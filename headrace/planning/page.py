@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.planning.experiment import Measured
 from headrace.planning.rollout import CREDIT, CURVE, LAG, LOSES, MODES, RULES
-from headrace.planning.tables import COLUMNS, Value, curve_table, losses, row_of
+from headrace.planning.tables import COLUMNS, Value, curve_table, frontier_table, losses, reference_table, row_of
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem;color:#1c2430}
@@ -21,7 +21,7 @@ _SECTIONS = (
     (
         RULES,
         "Rules",
-        "Every rule of this project, and those in use elsewhere restated as deciders, on the same draws.",
+        "Every rule of this project, and those in use elsewhere as values of it, on the same draws.",
         ("frontier.png", "retention.png", "lag_of_tokens.png"),
     ),
     (LAG, "Largest allowed lag", "Each rule that bounds lag, swept.", ("lag_throughput.png", "lag_rejection.png")),
@@ -55,6 +55,8 @@ def render_page(facts: Mapping[str, str], cells: Sequence[Measured], plots: Mapp
         if section == LOSES:
             body += ["<ul>", *(f"<li>{html.escape(line)}</li>" for line in losses(cells)), "</ul>"]
         body.append(_table([row_of(cell) for cell in chosen]))
+        if section == RULES:
+            body += [_table(frontier_table(cells)), _table(reference_table(cells))]
         if section == CURVE:
             body.append(_table(curve_table(cells)))
     body += ["<h2>Columns</h2>", "<dl>", *(f"<dt>{n}</dt><dd>{html.escape(t)}</dd>" for n, t in COLUMNS), "</dl>"]

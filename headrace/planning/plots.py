@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.planning.experiment import Measured
+from headrace.planning.frontier import frontier
 from headrace.planning.rollout import CREDIT, CURVE, LAG, LOSES, MODES, PUBLISHED_THROUGHPUT, RULES
 
 Draw = Callable[[Any, Sequence[Measured]], None]
@@ -60,6 +61,10 @@ def _frontier(axes: Any, cells: Sequence[Measured]) -> None:
         x, y = cell.outcome.lags.token_p95, cell.outcome.steady_groups_per_ks
         axes.scatter([x], [y], s=28)
         axes.annotate(cell.name, (x, y), textcoords="offset points", xytext=(5, 3), fontsize=7)
+    edge = sorted(frontier(cells), key=lambda cell: cell.outcome.lags.token_p95)
+    xs, ys = zip(*((cell.outcome.lags.token_p95, cell.outcome.steady_groups_per_ks) for cell in edge), strict=True)
+    axes.scatter(xs, ys, s=70, facecolors="none", edgecolors="black", label="on the frontier, retention included")
+    axes.legend(fontsize=7)
     axes.axhline(cells[0].fluid_groups_per_ks, color="grey", linestyle="--", linewidth=1)
     axes.set_xlabel("p95 token-weighted lag, updates")
     axes.set_ylabel("groups trained per 1000 s (dashed: fluid bound, all tasks kept)")

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from headrace.planning.experiment import Measured
-from headrace.planning.rollout import CURVE, LOSES, PUBLISHED_THROUGHPUT
+from headrace.planning.frontier import REFERENCES, covering, frontier
+from headrace.planning.rollout import CURVE, LOSES, PUBLISHED_THROUGHPUT, RULES
 
 Value = str | float | int | None
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -96,6 +97,40 @@ def curve_table(cells: Sequence[Measured]) -> list[dict[str, Value]]:
             "difference": cell.outcome.groups_per_ks / chosen[0].outcome.groups_per_ks / published - 1.0,
         }
         for cell, published in zip(chosen, PUBLISHED_THROUGHPUT, strict=False)
+    ]
+
+
+def frontier_table(cells: Sequence[Measured]) -> list[dict[str, Value]]:
+    """Which rules nothing dominates, and which rule covers each of those in use elsewhere."""
+    chosen = [cell for cell in cells if cell.section == RULES]
+    edge = {cell.name for cell in frontier(chosen)}
+    rows: list[dict[str, Value]] = [
+        {
+            "rule": cell.name,
+            "steady_per_ks": cell.outcome.steady_groups_per_ks,
+            "token_lag_p95": cell.outcome.lags.token_p95,
+            "lag_max": cell.outcome.lags.oldest_max,
+            "least retention": min(stratum.retention for stratum in cell.outcome.strata.values()),
+            "is": "on the frontier" if cell.name in edge else "dominated",
+        }
+        for cell in chosen
+    ]
+    return rows
+
+
+def reference_table(cells: Sequence[Measured]) -> list[dict[str, Value]]:
+    """Rules in use elsewhere, their stated figures on the ten-times experiment, and the rule of ours that covers each."""
+    chosen = [cell for cell in cells if cell.section == RULES and "long" in cell.outcome.strata]
+    covers = [(reference, covering(reference, chosen)) for reference in REFERENCES] if chosen else []
+    return [
+        {
+            "reference": reference.rule,
+            "groups_per_ks": reference.groups_per_ks,
+            "lag_max": reference.max_lag,
+            "long share": reference.long_share,
+            "covered by": "none" if cell is None else cell.name,
+        }
+        for reference, cell in covers
     ]
 
 

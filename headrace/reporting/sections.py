@@ -215,6 +215,7 @@ def _strata(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                 for row in report.order.strata
             ),
         )
+        yield from (f"ALARM {alarm}" for alarm in report.order.alarms)
     rejections = report.strata.rejections if is_full else report.strata.rejections[:_FEW]
     if rejections:
         yield Grid(

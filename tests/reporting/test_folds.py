@@ -343,6 +343,7 @@ def test_a_stratum_that_trains_behind_its_turn_drifts_and_drifts_sum_to_zero():
         log.update(update, update + 0.2, update + 0.4, update, {ordinal: groups[ordinal]})
     found = {row.difficulty: row for row in report_of(log).order.strata}
     assert (found["hard"].mean_drift, found["easy"].mean_drift) == (3.0, -1.0)
+    assert report_of(log).order.alarms == ("hard: trained 3.0 updates later than its turn on average",)
     assert found["hard"].drawn_share == found["hard"].trained_share == 0.25
 
 
@@ -369,3 +370,18 @@ def test_an_unfinished_log_gives_a_report_at_every_event():
 def test_the_same_log_gives_the_same_report_byte_for_byte():
     log = two_updates()
     assert encode_report(report_of(log)) == encode_report(report_of(log))
+
+
+def test_a_trained_mix_that_departs_from_the_offered_one_by_more_than_chance_raises_an_alarm():
+    log = Log(updates=40)
+    log.commit(0.0, 0)
+    for ordinal in range(80):
+        name = "hard" if ordinal % 2 else "easy"
+        groups = {ordinal: log.group(ordinal, ordinal + 0.1, ordinal, (1.0, 0.0), name)}
+        if name == "easy":
+            update = ordinal // 2 + 1
+            log.update(ordinal + 0.2, ordinal + 0.3, ordinal + 0.4, update, groups)
+    assert report_of(log).order.alarms[:2] == (
+        "easy: 100.0% of what trained, 50.0% of what was drawn; chance explains 23.7%",
+        "hard: 0.0% of what trained, 50.0% of what was drawn; chance explains 23.7%",
+    )

@@ -4,10 +4,17 @@ A group's *drift* is its place among trained groups in training order minus its 
 when it trained later than its turn. Over all strata drifts sum to 0, so a stratum that is pushed back shows up at once.
 """
 
+import math
+from collections.abc import Iterator
+
 import msgspec
 
 from headrace.reporting.folds.index import GroupLife, RunIndex
 from headrace.reporting.quantities import mean, ratio
+
+_LEAST_DEPARTURE = 0.02
+_DEVIATIONS = 3.0
+"""An alarm wants two points of the mix, and more than three standard deviations of as many independent draws."""
 
 
 class StratumOrder(msgspec.Struct, frozen=True):
@@ -54,10 +61,12 @@ class Order(msgspec.Struct, frozen=True):
     Attributes:
         strata: by difficulty.
         by_update: over time.
+        alarms: where the mix or the order that trained departs from the one offered, in words.
     """
 
     strata: tuple[StratumOrder, ...]
     by_update: tuple[UpdateOrder, ...]
+    alarms: tuple[str, ...] = ()
 
 
 def order(index: RunIndex) -> Order:
@@ -100,4 +109,21 @@ def order(index: RunIndex) -> Order:
             )
             for update, groups in by_update.items()
         ),
+        alarms=tuple(alarm for row in strata for alarm in _alarms(row, len(trained), len(by_update))),
     )
+
+
+def _alarms(row: StratumOrder, num_trained: int, num_updates: int) -> Iterator[str]:
+    if row.drawn_share is None or row.trained_share is None:
+        return
+    departure = row.trained_share - row.drawn_share
+    deviation = math.sqrt(row.drawn_share * (1.0 - row.drawn_share) / num_trained)
+    if abs(departure) > max(_LEAST_DEPARTURE, _DEVIATIONS * deviation):
+        yield (
+            f"{row.difficulty}: {row.trained_share:.1%} of what trained, {row.drawn_share:.1%} of what was drawn; chance "
+            f"explains {_DEVIATIONS * deviation:.1%}"
+        )
+    per_update = num_trained / num_updates
+    if row.mean_drift is not None and abs(row.mean_drift) > per_update:
+        side = "later" if row.mean_drift > 0 else "earlier"
+        yield f"{row.difficulty}: trained {abs(row.mean_drift) / per_update:.1f} updates {side} than its turn on average"
