@@ -1,0 +1,61 @@
+"""Policies that end work and a credit that is found, on real child processes; the stored journal is verified."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.checkers import LawChecker, bounds_of
+from headrace.config import decode_config
+from headrace.records.batch import BatchPlanned, CapacityDecided, GroupRejected
+from headrace.records.task import TaskDrawn
+from headrace.runtime.local import LocalRun, run_local
+from headrace.runtime.simulated import law_observer
+from headrace.store.reader import open_reader
+from headrace.store.verify import verify_run
+
+UPDATES = 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["cancel", "requeue"])
+def test_a_live_run_accounts_for_all_work_that_it_ends_while_it_finds_its_credit(
+    policy: str, warm_policy: Path, tmp_path: Path
+) -> None:
+    config = decode_config(
+        {
+            "run": {"seed": 11, "updates": UPDATES},
+            "budget": {"turns": 3, "episode_tokens": 200, "turn_tokens": 48, "observation_tokens": 24},
+            "tasks": {"kind": "reasoning_gym", "options": {"held_out_per_stratum": 1}},
+            "policy": {"kind": "folder", "options": {"path": str(warm_policy)}},
+            "inference": {"kind": "embedded", "options": {"slots": 4, "context": 256}},
+            "schedule": {
+                "mode": "separate_async",
+                "batch_groups": 3,
+                "group_size": 4,
+                "staleness": policy,
+                "max_lag": 0,
+                "start_credit_batches": 2,
+                "max_credit_batches": 3,
+            },
+            "evaluation": {"every_updates": 0},
+        },
+        "live policies",
+    )
+    folder = tmp_path / "run"
+    folder.mkdir()
+    laws = law_observer(LawChecker(bounds_of(config)))
+    asyncio.run(run_local(LocalRun(config, folder, observers=(laws,))))
+    report = verify_run(folder)
+    assert report.is_sound, report.problems
+    with open_reader(folder) as reader:
+        payloads = [event.payload for event in reader.events()]
+    assert all(item.oldest_lag == 0 for item in payloads if isinstance(item, BatchPlanned))
+    assert [item.version for item in payloads if isinstance(item, CapacityDecided)] == list(range(1, UPDATES + 1))
+    stale = [item for item in payloads if isinstance(item, GroupRejected) and item.state == "filtered"]
+    again = [item for item in payloads if isinstance(item, TaskDrawn) and item.requeued_from is not None]
+    assert stale
+    assert all(item.is_requeued == (policy == "requeue") for item in stale)
+    assert 0 <= sum(item.is_requeued for item in stale) - len(again) <= len(stale)
+    if policy == "requeue":
+        assert again
