@@ -180,6 +180,10 @@ class SessionEnvironment(abc.ABC):
                 "is not open" if session is None else f"is {self.effect.value}; only receipts of a pure one say all"
             )
             raise EnvironmentFault(f"{handle.episode} as {handle.incarnation} {reason}", Outcome.REJECTED)
+        self._remember(session, done)
+
+    def _remember(self, session: Session, done: Sequence[tuple[Action, Receipt]]) -> None:
+        """Takes receipts of an earlier executor as its own."""
         for action, receipt in done:
             session.taken[action.id] = _Taken(action, receipt)
             if receipt.status is ExecutionStatus.OK:
@@ -277,8 +281,28 @@ class SessionEnvironment(abc.ABC):
             session.last_output = receipt.output
         taken.end(receipt)
 
-    async def _end(self, session: Session) -> None:
+    def _renew(self, session: Session, revision: Address) -> Handle:
+        """A new incarnation of a session that stands at the revision.
+
+        Receipts up to the last one that tells of this revision are part of its state; those after it never were.
+        """
+        kept = session.taken
+        for action_id, taken in reversed(list(kept.items())):
+            if isinstance(taken.outcome, Receipt) and taken.outcome.revision == revision:
+                break
+            del kept[action_id]
+        receipts = [taken.outcome for taken in kept.values() if isinstance(taken.outcome, Receipt)]
+        outputs = [receipt.output for receipt in receipts if receipt.status is ExecutionStatus.OK]
+        session.last_output = outputs[-1] if outputs else None
+        session.opened_as = session.incarnation = f"{self.incarnation}.{next(self._opens)}"
+        return Handle(session.episode, session.opened_as)
+
+    async def _end_running(self, session: Session) -> None:
+        """Returns once no action of the session runs."""
         running = session.interrupt(_CLOSED)
         if running:
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _end(self, session: Session) -> None:
+        await self._end_running(session)
         await self._closed(session)

@@ -16,7 +16,7 @@ class CalculatorArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     expression: str
 
 
-class PythonArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CodeArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Attributes:
     code: what to run.
     """
@@ -47,6 +47,20 @@ PYTHON = ToolSchema(
     parameters=_one_string("code", MAX_CODE_CHARS),
 )
 
+SHELL = ToolSchema(
+    name="shell",
+    description="Runs a shell command in the workspace; files stay from call to call, processes and variables do not.",
+    parameters=_one_string("code", MAX_CODE_CHARS),
+)
+
+WORKSPACE_PYTHON = ToolSchema(
+    name="python",
+    description="Runs a Python program in the workspace; files stay from call to call, names and processes do not.",
+    parameters=_one_string("code", MAX_CODE_CHARS),
+)
+
+WORKSPACE_SCHEMAS = {schema.name: schema for schema in (SHELL, WORKSPACE_PYTHON)}
+
 SCHEMAS = {schema.name: schema for schema in (CALCULATOR, PYTHON)}
 
 
@@ -62,12 +76,12 @@ def calculator_expression(arguments: str) -> str:
         raise BadArguments(f"arguments do not fit the calculator: {error}"[:200]) from error
 
 
-def python_code(arguments: str) -> str:
-    """The code of a python call. Raises BadArguments."""
+def code_of(arguments: str, tool: str = "python") -> str:
+    """The code of a call. Raises BadArguments."""
     try:
-        code = msgspec.json.decode(arguments, type=PythonArguments).code
+        code = msgspec.json.decode(arguments, type=CodeArguments).code
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BadArguments(f"arguments do not fit python: {error}"[:200]) from error
+        raise BadArguments(f"arguments do not fit {tool}: {error}"[:200]) from error
     if len(code) > MAX_CODE_CHARS:
         raise BadArguments(f"code longer than {MAX_CODE_CHARS} characters")
     return code

@@ -17,12 +17,13 @@ from pathlib import Path
 import msgspec
 
 from headrace.environments.sandbox.artifact import ArtifactRefused, checked_artifact
-from headrace.environments.sandbox.meters import MeterFactory, Usage
+from headrace.environments.sandbox.ending import blame, is_taken_away, metered
+from headrace.environments.sandbox.meters import MeterFactory
 from headrace.environments.sandbox.options import Isolation, SandboxOptions
 from headrace.environments.sandbox.pool import SandboxPool
 from headrace.environments.sandbox.process import SandboxProcess
 from headrace.environments.sessions import Judge, Session, SessionEnvironment, claim_last_result
-from headrace.environments.tools import CALCULATOR, PYTHON, SCHEMAS, BadArguments, calculator_expression, python_code
+from headrace.environments.tools import CALCULATOR, PYTHON, SCHEMAS, BadArguments, calculator_expression, code_of
 from headrace.errors import EnvironmentFault, Outcome, ProcessError
 from headrace.ports import Handle
 from headrace.processes.bubblewrap import bubblewrap_version
@@ -161,7 +162,7 @@ class SandboxEnvironment(SessionEnvironment):
             elif action.tool == CALCULATOR.name:
                 result = await self._calculate(session, calculator_expression(action.arguments), timeout_s - latency_s)
             else:
-                result = await self._interpret(session, python_code(action.arguments), timeout_s - latency_s)
+                result = await self._interpret(session, code_of(action.arguments), timeout_s - latency_s)
         except BadArguments as error:
             output = f"error: {error}".encode("utf-8", "backslashreplace")
             result = _Result(ExecutionStatus.TOOL_ERROR, output, len(output), Metering())
@@ -196,7 +197,7 @@ class SandboxEnvironment(SessionEnvironment):
         async with interpreter.lock:
             notice = b""
             if interpreter.process is not None and interpreter.process.is_lost:
-                if self._is_taken_away(interpreter.process):
+                if is_taken_away(interpreter.process, self.isolation.level):
                     session.lose()
                     raise EnvironmentFault(
                         f"{session.episode}: its interpreter was killed from outside", Outcome.REJECTED
@@ -223,8 +224,14 @@ class SandboxEnvironment(SessionEnvironment):
             after = process.meter.read()
             is_overdue = not process.is_lost and time.monotonic() - start_s > timeout_s - _TIMER_SLACK_S
             await process.child.close(grace_s=0.0)
-            status, text = self._blame(process, after.oom_kills > before.oom_kills, is_overdue, timeout_s)
-            metering = _metered(process, before, after, start_s)
+            status, text = blame(
+                process,
+                self.isolation.level,
+                is_out_of_memory=after.oom_kills > before.oom_kills,
+                is_overdue=is_overdue,
+                timeout_s=timeout_s,
+            )
+            metering = metered(process, before, after, start_s)
             await self._retire(interpreter)
             if status is None:
                 session.lose()
@@ -232,7 +239,7 @@ class SandboxEnvironment(SessionEnvironment):
             output = text.encode()
             return _Result(status, output, len(output), metering)
         after = process.meter.read()
-        metering = _metered(process, before, after, start_s)
+        metering = metered(process, before, after, start_s)
         if len(answer) < 9 or answer[:1] not in _STATUS or len(answer) > self._options.output_bytes + 9 + _MARKER_BYTES:
             await self._retire(interpreter)
             output = b"the interpreter gave a forged answer and was stopped"
@@ -244,51 +251,10 @@ class SandboxEnvironment(SessionEnvironment):
         status = ExecutionStatus.OUT_OF_MEMORY if is_out_of_memory else _STATUS[answer[:1]]
         return _Result(status, answer[9:], int.from_bytes(answer[1:9], "little"), metering)
 
-    def _is_taken_away(self, process: SandboxProcess) -> bool:
-        """Whether the platform ended the process, and not what ran in it.
-
-        The outer process of a sandbox is in no name space that the policy's code can reach: only the platform sends it
-        a signal, and an exit status is always the policy's doing. Without name spaces nobody can tell, and it counts as
-        the policy's.
-        """
-        status = process.child.exit_status
-        is_signal = status is not None and status < 0 and not process.child.is_killed_by_us
-        return is_signal and self.isolation.level != "rlimits"
-
-    def _blame(
-        self, process: SandboxProcess, is_out_of_memory: bool, is_overdue: bool, timeout_s: float
-    ) -> tuple[ExecutionStatus | None, str]:
-        """Status and text of a call without an answer; None when the platform took the process away."""
-        if is_out_of_memory:
-            return ExecutionStatus.OUT_OF_MEMORY, "the memory limit was reached; the interpreter was stopped"
-        if is_overdue:
-            return ExecutionStatus.TIMEOUT, f"no answer within {timeout_s:g} s; the interpreter was stopped"
-        if self._is_taken_away(process):
-            return None, ""
-        if process.child.is_killed_by_us:
-            return ExecutionStatus.KILLED, "the interpreter broke its channel and was stopped"
-        return ExecutionStatus.KILLED, f"the interpreter ended with exit status {process.child.exit_status}"
-
     async def _retire(self, interpreter: _Interpreter) -> None:
         if interpreter.process is not None:
             await interpreter.process.close()
         interpreter.process, interpreter.is_restarted = None, True
-
-
-def _metered(process: SandboxProcess, before: Usage, after: Usage, start_s: float) -> Metering:
-    """What one call used."""
-    wall_s = time.monotonic() - start_s
-    cpu_s = after.cpu_s - before.cpu_s
-    if process.meter.kind == "rusage" and after.cpu_s < before.cpu_s:
-        # The process table has forgotten it. Its parent was told what it used, unless bubblewrap's own process 1 stood
-        # between them; the wall time then stands for it.
-        cpu_s = process.child.cpu_s - before.cpu_s if process.is_tool_first else wall_s
-    return Metering(
-        wall_s=wall_s,
-        cpu_s=max(cpu_s, 0.0),
-        memory_peak_bytes=after.memory_peak_bytes,
-        io_bytes=max(after.io_bytes - before.io_bytes, 0),
-    )
 
 
 def _sources() -> list[bytes]:

@@ -7,6 +7,7 @@ import msgspec
 from headrace.records.ids import Address
 
 ToolName = Literal["calculator", "python"]
+Inside = Literal["calculator", "python", "workspace"]
 Level = Literal["bubblewrap_root", "bubblewrap", "rlimits"]
 
 
@@ -89,8 +90,10 @@ class Isolation(msgspec.Struct, frozen=True):
             `rlimits` (resource limits alone).
         metering: `cgroup2`, `cgroup1` or `rusage`.
         missing: what this platform could not confine, in words.
+        note: what else was found out about the platform; empty for nothing.
     """
 
     level: Level
     metering: str
     missing: tuple[str, ...]
+    note: str = ""

@@ -115,21 +115,26 @@ class SandboxPool:
 
     def _note(self, process: SandboxProcess) -> None:
         assert self._level is not None
-        missing = [*MISSING[self._level], *process.missing, *process.meter.missing]
-        # A process count is bound by either of two limits; it is missing only without both.
-        if "number of processes by rlimit" in missing:
-            missing.remove("number of processes by rlimit")
-            if process.meter.kind == "rusage" and "number of processes" not in missing:
-                missing.append("number of processes")
-        elif "number of processes" in missing:
-            missing.remove("number of processes")
-        self._missing = tuple(missing)
+        self._missing = missing_behind(self._level, process)
         self._metering = process.meter.kind
 
     def _end(self, task: "asyncio.Task[SandboxProcess]") -> None:
         ending = asyncio.create_task(_close_started(task), name="sandbox: end")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
+
+
+def missing_behind(level: Level, process: SandboxProcess) -> tuple[str, ...]:
+    """What is not confined in a sandbox, in words."""
+    missing = [*MISSING[level], *process.missing, *process.meter.missing]
+    # A process count is bound by either of two limits; it is missing only without both.
+    if "number of processes by rlimit" in missing:
+        missing.remove("number of processes by rlimit")
+        if process.meter.kind == "rusage" and "number of processes" not in missing:
+            missing.append("number of processes")
+    elif "number of processes" in missing:
+        missing.remove("number of processes")
+    return tuple(missing)
 
 
 async def _close_started(task: "asyncio.Task[SandboxProcess]") -> None:

@@ -6,9 +6,9 @@ import json
 import os
 import signal
 
-from headrace.environments.sandbox.launch import command
+from headrace.environments.sandbox.launch import NO_MOUNTS, Mounts, command
 from headrace.environments.sandbox.meters import Meter, children
-from headrace.environments.sandbox.options import Level, SandboxOptions, ToolName
+from headrace.environments.sandbox.options import Inside, Level, SandboxOptions
 from headrace.environments.sandbox.python_root import PythonRoot
 from headrace.errors import Outcome, ProcessError
 from headrace.processes.child import Child, ChildOptions
@@ -45,15 +45,23 @@ class SandboxProcess:
 
     @classmethod
     async def start(
-        cls, level: Level, tool: ToolName, options: SandboxOptions, *, root: PythonRoot, meter: Meter
+        cls,
+        level: Level,
+        tool: Inside,
+        options: SandboxOptions,
+        *,
+        root: PythonRoot,
+        meter: Meter,
+        mounts: Mounts = NO_MOUNTS,
     ) -> "SandboxProcess":
         """A confined process that has said hello. Raises ProcessError."""
         watched = ChildOptions(
             # A tool is timed by its deadline; it sends no heartbeats.
             silence_s=options.wall_s + _SILENCE_SLACK_S,
-            max_frame_bytes=max(options.output_bytes, options.artifact_bytes) + _FRAME_SLACK_BYTES,
+            max_frame_bytes=max(options.output_bytes, options.artifact_bytes, 2 * mounts.size_bytes)
+            + _FRAME_SLACK_BYTES,
         )
-        argv = meter.wrapped(command(level, tool, options, root))
+        argv = meter.wrapped(command(level, tool, options, root=root, mounts=mounts))
         try:
             child = await Child.start(f"sandbox {tool}", argv, start_timeout_s=options.start_s, options=watched)
         except BaseException:

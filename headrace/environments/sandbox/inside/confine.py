@@ -24,7 +24,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 class Limits(TypedDict):
     """Bounds of one process, and of the scratch folder.
 
-    `uid` is the user to become, None to stay; `has_mounts` tells whether the scratch folder is a file system of its own.
+    `uid` is the user to become, None to stay; `is_shared` tells that other sandboxes are the same user, so that a limit
+    would count their processes as well; `has_mounts` tells whether the scratch folder is a file system of its own.
     """
 
     memory_bytes: int
@@ -35,6 +36,7 @@ class Limits(TypedDict):
     scratch_bytes: int
     scratch_files: int
     uid: int | None
+    is_shared: bool
     has_mounts: bool
 
 
@@ -50,7 +52,7 @@ def confine(limits: Limits) -> list[str]:
     _set_limits(limits)
     if limits["uid"] is not None:
         _become(limits["uid"])
-    if os.getuid() == 0 and _is_host_root():
+    if limits["is_shared"] or (os.getuid() == 0 and _is_host_root()):
         missing.append("number of processes by rlimit")
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
     if libc.capset(header, bytes(24)) != 0:
@@ -80,7 +82,8 @@ def _set_limits(limits: Limits) -> None:
         resource.RLIMIT_CORE: 0,
     }
     for name, bound in bounds.items():
-        resource.setrlimit(name, (bound, bound))
+        if name != resource.RLIMIT_NPROC or not limits["is_shared"]:
+            resource.setrlimit(name, (bound, bound))
     # One second between the signal that can be reported and the end.
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_s"], limits["cpu_s"] + 1))
     # A write over the bound is then an error that the writer sees, not its death.

@@ -18,6 +18,7 @@ import traceback
 import types
 
 from headrace.environments.sandbox.inside import wire
+from headrace.environments.sandbox.inside.bounded import Bounded
 from headrace.environments.sandbox.inside.confine import SCRATCH
 
 ARTIFACT_FOLDER = f"{SCRATCH}/artifact"
@@ -123,9 +124,7 @@ class _Output:
     """Everything written to descriptors 1 and 2, of which the first three quarters and the last quarter are kept."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._head_bytes = limit_bytes * 3 // 4
-        self._tail_bytes = limit_bytes - self._head_bytes
-        self._head, self._tail, self._total = bytearray(), bytearray(), 0
+        self._kept = Bounded(limit_bytes)
         self._lock = threading.Lock()
         self._read_fd, write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
@@ -146,18 +145,13 @@ class _Output:
             sys.stdout.flush()
         with self._lock:
             self._drain(_LAST_DRAIN_READS)
-            self._keep(data)
+            self._kept.add(data)
 
     def take(self) -> tuple[bytes, int]:
         """What to show and the true size; the next output starts anew."""
         with self._lock:
             self._drain(_LAST_DRAIN_READS)
-            total = self._total
-            hidden = total - len(self._head) - len(self._tail)
-            marker = f"\n[... {hidden} bytes cut ...]\n".encode() if hidden else b""
-            shown = bytes(self._head) + marker + bytes(self._tail)
-            self._head, self._tail, self._total = bytearray(), bytearray(), 0
-        return shown, total
+            return self._kept.take()
 
     def _drain_for_ever(self) -> None:
         while True:
@@ -171,14 +165,7 @@ class _Output:
                 data = os.read(self._read_fd, _READ_BYTES)
             except BlockingIOError:
                 return
-            self._keep(data)
-
-    def _keep(self, data: bytes) -> None:
-        self._total += len(data)
-        room = self._head_bytes - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:] if room > 0 else data
-        del self._tail[: -self._tail_bytes]
+            self._kept.add(data)
 
 
 def collect_artifact(is_alone: bool) -> bytes:

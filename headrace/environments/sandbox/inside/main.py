@@ -9,8 +9,8 @@ from headrace.environments.sandbox.inside.confine import confine
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: tool, limits as JSON, size of shown output in bytes, `--channel-fd`, its number."""
-    tool, encoded, output_bytes, _, channel = arguments
+    """Arguments: tool, limits as JSON, size of shown output in bytes, workspace as JSON, `--channel-fd`, its number."""
+    tool, encoded, output_bytes, place, _, channel = arguments
     fd, limits = int(channel), json.loads(encoded)
     os.set_inheritable(fd, False)
     if tool == "python":
@@ -19,6 +19,11 @@ def main(arguments: list[str]) -> None:
         # Its pipe and its thread come before the limits and the filter.
         interpreter = Interpreter(int(output_bytes), is_alone=limits["has_mounts"])
         serve = interpreter.serve
+    elif tool == "workspace":
+        from headrace.environments.sandbox.inside.workspace import Workspace
+
+        # Its mounts need the rights that are given up.
+        serve = Workspace(json.loads(place), int(output_bytes)).serve
     else:
         from headrace.environments.sandbox.inside.calculating import serve
     missing = confine(limits)
