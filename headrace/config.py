@@ -258,7 +258,7 @@ class CheckpointSection(Section, frozen=True):
     keep_last: newest checkpoints that stay, at least 1.
     keep_every: checkpoints after every so many updates stay for good; 0 keeps none beyond the newest.
     in_flight: what becomes of attempts that run when the process ends: `resume` goes on with the same attempt where the
-        environment is pure, `reissue` starts the member again; a fresh environment is the only way in all others.
+        environment is pure or keeps revisions, `reissue` starts the member again, as is the only way in all others.
     """
 
     every_updates: int = 10

@@ -68,7 +68,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "execution",
         execution.Receipt,
-        (action.ActionCommitted,),
+        (action.ActionCommitted, execution.EnvironmentRestored),
         "environment",
         "environments/",
         ("observation", "terminal"),

@@ -138,10 +138,11 @@ class Environment(Protocol):
     async def adopt(self, handle: Handle, done: Sequence[tuple[Action, Receipt]], timeout_s: float) -> None:
         """Takes over what an earlier executor of the episode did: it is never run again, and the claim knows it.
 
-        Only where the actions left nothing else behind, which is where the environment is pure.
+        Only where the actions left nothing else behind: in a pure environment, and in one that was restored to the
+        revision of the last receipt.
 
         Raises:
-            EnvironmentFault: REJECTED when the environment is not pure or the episode is not open.
+            EnvironmentFault: REJECTED when the environment stands elsewhere or the episode is not open.
         """
         ...
 
@@ -164,7 +165,11 @@ class Environment(Protocol):
         ...
 
     async def restore(self, handle: Handle, revision: Address, timeout_s: float) -> Handle:
-        """The environment as it was at the revision."""
+        """The environment as it was at the revision, in a new incarnation unless it is pure.
+
+        Raises:
+            EnvironmentFault: REJECTED when the revision is not stored, damaged, or not kept by this environment.
+        """
         ...
 
     async def artifact(self, handle: Handle, timeout_s: float) -> bytes:

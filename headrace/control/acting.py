@@ -1,6 +1,7 @@
 """Runs one action through the journal: INTENT, execution, COMMIT.
 
-Invariant: an action of unknown outcome is never run again without a probe, and an external one never by itself.
+Invariant: an action of unknown outcome is never run again without a probe, and an external one never by itself; where the
+environment keeps revisions it runs again only on the one that its INTENT names.
 
 * consumes: a validated action and a lease.
 * waits for: the journal (unless the environment is pure) and the executor.
@@ -15,7 +16,7 @@ from headrace.control.recovery import AttemptPast
 from headrace.errors import EnvironmentFault, IntegrityError, Outcome
 from headrace.ports import Environment, Handle, Row
 from headrace.records.action import Action, ActionCommitted, ActionIntended, EffectClass
-from headrace.records.execution import IncarnationLost, Lease, Receipt
+from headrace.records.execution import EnvironmentRestored, IncarnationLost, Lease, Receipt
 from headrace.records.ids import Address
 
 _TRIES = 3
@@ -36,7 +37,11 @@ class ActionRunner:
 
     Attributes:
         has_intended: whether any action of the attempt has an INTENT.
+        handle: the attempt's environment; another one once that was restored.
+        revision: where it stands; None unless the environment keeps revisions.
     """
+
+    handle: Handle
 
     def __init__(self, environment: Environment, recorder: Recorder, clock: WorkerClock, past: AttemptPast) -> None:
         self.has_intended = bool(past.intents)
@@ -44,8 +49,9 @@ class ActionRunner:
         self._environment = environment
         self._recorder = recorder
         self._clock = clock
+        self.revision: Address | None = None
 
-    async def run(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> tuple[Receipt, int]:
+    async def run(self, action: Action, lease: Lease, timeout_s: float) -> tuple[Receipt, int]:
         """The receipt and the sequence number of its COMMIT.
 
         Raises:
@@ -56,28 +62,31 @@ class ActionRunner:
         if intended is not None and intended.action != action:
             raise IntegrityError(f"{action.id} was intended as {intended.action}, and is now {action}")
         if (known := past.commits.get(action.id)) is not None:
-            return stored_receipt(past, action, self._recorder.read), known[0]
+            receipt = stored_receipt(past, action, self._recorder.read)
+            self.revision = receipt.revision
+            return receipt, known[0]
         intent = 0
         if intended is None:
             self.has_intended = True
-            intent = self._recorder.record(ActionIntended(action, lease.token, effect), key=key)
+            intent = self._recorder.record(ActionIntended(action, lease.token, effect, self.revision), key=key)
             if effect is not EffectClass.PURE:
                 await self._recorder.durable(intent)
-        receipt = await self._execute(handle, action, lease, timeout_s)
+        receipt = await self._execute(action, lease, timeout_s)
+        self.revision = receipt.revision
         row = Row("receipt", receipt.stored)
         commit = self._recorder.record(
             ActionCommitted(action.id, row.address, receipt.metering), key=key, cause=intent, rows=(row,)
         )
         return receipt, commit
 
-    async def _execute(self, handle: Handle, action: Action, lease: Lease, timeout_s: float) -> Receipt:
+    async def _execute(self, action: Action, lease: Lease, timeout_s: float) -> Receipt:
         for try_number in range(1, _TRIES + 1):
             self._clock.enter(action.tool)
             try:
-                return await self._environment.execute(handle, action, lease, timeout_s)
+                return await self._environment.execute(self.handle, action, lease, timeout_s)
             except EnvironmentFault as fault:
                 if fault.outcome is Outcome.LOST:
-                    receipt = await self._probe(handle, action, timeout_s, fault)
+                    receipt = await self._probe(action, timeout_s, fault)
                     if receipt is not None:
                         return receipt
                 if try_number == _TRIES:
@@ -86,25 +95,29 @@ class ActionRunner:
                 self._clock.leave()
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _probe(self, handle: Handle, action: Action, timeout_s: float, fault: EnvironmentFault) -> Receipt | None:
+    async def _probe(self, action: Action, timeout_s: float, fault: EnvironmentFault) -> Receipt | None:
         """The stored receipt; None when running again under the same id is safe."""
-        effect = self._environment.effect
         try:
-            answer = await self._environment.probe(handle, action.id, timeout_s)
+            answer = await self._environment.probe(self.handle, action.id, timeout_s)
         except EnvironmentFault as silent:
-            if effect is EffectClass.PURE:
-                return None
-            kind = UnknownEffect if effect is EffectClass.EXTERNAL else EnvironmentFault
-            raise kind(f"{action.id}: outcome unknown and the probe failed: {silent}", Outcome.LOST) from fault
+            answer = f"outcome unknown and the probe failed: {silent}"
         if isinstance(answer, IncarnationLost):
-            if effect is EffectClass.PURE:
-                return None
-            kind = UnknownEffect if effect is EffectClass.EXTERNAL else EnvironmentFault
-            raise kind(
-                f"{action.id}: executor {answer.expected} is gone, {answer.found} cannot know whether it ran",
-                Outcome.LOST,
-            ) from fault
-        return answer
+            answer = f"executor {answer.expected} is gone, {answer.found} cannot know whether it ran"
+        if not isinstance(answer, str):
+            return answer
+        effect = self._environment.effect
+        if effect is EffectClass.PURE:
+            return None
+        if effect is EffectClass.SNAPSHOT and self.revision is not None:
+            await self._restore(action, self.revision, answer, timeout_s)
+            return None
+        kind = UnknownEffect if effect is EffectClass.EXTERNAL else EnvironmentFault
+        raise kind(f"{action.id}: {answer}", Outcome.LOST) from fault
+
+    async def _restore(self, action: Action, revision: Address, cause: str, timeout_s: float) -> None:
+        """The environment stands where it stood at the action's INTENT. Raises EnvironmentFault."""
+        self.handle = await self._environment.restore(self.handle, revision, timeout_s)
+        self._recorder.record(EnvironmentRestored(revision, self.handle.incarnation, cause), key=str(action.id))
 
 
 def stored_receipt(past: AttemptPast, action: Action, read: Callable[[Address], bytes]) -> Receipt:

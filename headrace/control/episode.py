@@ -24,7 +24,7 @@ from headrace.ports import UNKNOWN_INCARNATION, Environment, Handle, Harness, In
 from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import IntArray, as_int32
 from headrace.records.checkpoint import InFlight
-from headrace.records.execution import EpisodeClaimed, Lease, Receipt
+from headrace.records.execution import EnvironmentRestored, EpisodeClaimed, Lease, Receipt
 from headrace.records.harness import ParsedTurn, ParseStatus
 from headrace.records.ids import ActionId, Address, EpisodeId, PolicyId
 from headrace.records.observation import ActionObserved
@@ -163,43 +163,45 @@ class _Attempt:
         self._loop = asyncio.get_running_loop()
         self.past = spec.past or AttemptPast(spec.episode)
         self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock, self.past)
-        is_pure = ports.environment.effect is EffectClass.PURE
-        self._goes_on = not self.past.started_seq or (is_pure and spec.in_flight == "resume")
+        can_go_on = ports.environment.effect.is_resumable and spec.in_flight == "resume"
+        self._goes_on = not self.past.started_seq or can_go_on
         wall_left_s = self._budget.wall_s - self.past.spent_s
         self._wall_deadline_s = self._loop.time() + wall_left_s
         self._is_wall_over = self._has_wall_limit and wall_left_s <= 0
+        self._is_open = False
+        self._loss = "its environment with it"
         self._request_id: str | None = None
         self._interrupt: asyncio.Task[None] | None = None
 
     async def to_terminal(self) -> Terminal:
         """The terminal state; every failure of a boundary becomes one."""
         timer = self._loop.call_at(self._wall_deadline_s, self._end_wall) if self._has_wall_limit else None
-        handle: Handle | None = None
+        actions, environment = self._actions, self._ports.environment
         try:
-            handle = await self._open()
-            terminal = await self._turns(handle)
+            actions.handle = await self._open()
+            terminal = await self._turns()
             self._look_ahead("its artifact was taken")
-            self.trace.artifact = await self._ports.environment.artifact(handle, self._timeouts.environment_s)
+            self.trace.artifact = await environment.artifact(actions.handle, self._timeouts.environment_s)
         except BoundaryError as fault:
             if self.past.turns and not self.trace.segments:
                 await self._look_back()
             # Whatever failed: a member that may have changed the world outside does not act again by itself.
-            is_external = self._ports.environment.effect is EffectClass.EXTERNAL
-            is_unknown = isinstance(fault, UnknownEffect) or (is_external and self._actions.has_intended)
+            is_external = environment.effect is EffectClass.EXTERNAL
+            is_unknown = isinstance(fault, UnknownEffect) or (is_external and actions.has_intended)
             terminal = InfraError(fault.boundary, str(fault), is_effect_unknown=is_unknown)
         finally:
             if timer is not None:
                 timer.cancel()
             if self._interrupt is not None:
                 await self._interrupt
-            if handle is not None and self._goes_on:
-                await self._ports.environment.close(handle)
+            if self._is_open:
+                await environment.close(actions.handle)
         if isinstance(terminal, Truncated):
             self.trace.limits_hit.append(terminal.limit)
         return terminal
 
     async def _open(self) -> Handle:
-        """An environment that knows the receipts of what was committed before; none is opened to look back only."""
+        """An environment that stands where the past ends, and knows its receipts; none is opened to look back only."""
         past, environment, timeout_s = self.past, self._ports.environment, self._timeouts.environment_s
         if not self._goes_on:
             return Handle(self._spec.episode, "")
@@ -210,6 +212,12 @@ class _Attempt:
                 # It may stand although nobody holds its handle; the episode's name is enough to end it.
                 await environment.close(Handle(self._spec.episode, UNKNOWN_INCARNATION))
             raise
+        self._actions.handle, self._is_open = handle, True
+        if environment.effect is EffectClass.SNAPSHOT:
+            if past.intents and not (handle := await self._restored(handle)):
+                return Handle(self._spec.episode, "")
+            self._actions.handle = handle
+            self._actions.revision = await environment.snapshot(handle, timeout_s)
         if past.commits:
             done = [(past.intents[action_id].action, commit) for action_id, commit in past.commits.items()]
             receipts = [(action, stored_receipt(past, action, self._recorder.read)) for action, _ in done]
@@ -220,14 +228,35 @@ class _Attempt:
         """Takes what the journal holds of an attempt into the trace, where no environment could be opened to go on."""
         self._goes_on = False
         with contextlib.suppress(RunInterrupted):
-            await self._turns(Handle(self._spec.episode, UNKNOWN_INCARNATION))
+            await self._turns()
+
+    async def _restored(self, handle: Handle) -> Handle | None:
+        """The environment at the revision that the past ends with; None, and looking back only, when that is lost."""
+        environment, timeout_s, past = self._ports.environment, self._timeouts.environment_s, self.past
+        pending = [intent for action_id, intent in past.intents.items() if action_id not in past.commits]
+        if pending:
+            revision = pending[-1].revision
+        else:
+            last = past.intents[next(reversed(past.commits))].action
+            revision = stored_receipt(past, last, self._recorder.read).revision
+        try:
+            if revision is not None:
+                handle = await environment.restore(handle, revision, timeout_s)
+                restored = EnvironmentRestored(revision, handle.incarnation, "the process of the attempt ended")
+                self._recorder.record(restored, key=self._name)
+                return handle
+        except EnvironmentFault as fault:
+            self._loss = f"its environment cannot be brought back: {fault}"
+        await environment.close(handle)
+        self._goes_on = self._is_open = False
+        return None
 
     def _look_ahead(self, what: str | ActionId) -> None:
         """Raises RunInterrupted where the past of an attempt ends that may not go on."""
         if not self._goes_on:
-            raise RunInterrupted(f"{self._spec.episode}: its process ended before {what}, and its environment with it")
+            raise RunInterrupted(f"{self._spec.episode}: its process ended before {what}, and {self._loss}")
 
-    async def _turns(self, handle: Handle) -> Terminal:
+    async def _turns(self) -> Terminal:
         trace, budget = self.trace, self._budget
         trace.extend(self._ports.harness.open(self._spec.task))
         min_version = 0
@@ -244,8 +273,10 @@ class _Attempt:
             if parsed.status is ParseStatus.FINAL:
                 self._look_ahead("it was claimed")
                 trace.final_text = parsed.text
-                return await self._ports.environment.claim(handle, parsed.text, self._timeouts.environment_s)
-            limit = await self._respond(handle, step, parsed)
+                return await self._ports.environment.claim(
+                    self._actions.handle, parsed.text, self._timeouts.environment_s
+                )
+            limit = await self._respond(step, parsed)
             if limit is not None:
                 return Truncated(limit)
         return Truncated(Limit.TURNS)
@@ -321,7 +352,7 @@ class _Attempt:
             case FinishReason.LENGTH:
                 return Limit.TURN_TOKENS if room == self._budget.turn_tokens else Limit.EPISODE_TOKENS
 
-    async def _respond(self, handle: Handle, step: int, parsed: ParsedTurn) -> Limit | None:
+    async def _respond(self, step: int, parsed: ParsedTurn) -> Limit | None:
         """Shows the policy what came of its turn; the limit that ends the episode, if one does."""
         trace, budget, harness = self.trace, self._budget, self._ports.harness
         if parsed.status is ParseStatus.MALFORMED:
@@ -338,7 +369,7 @@ class _Attempt:
             if not is_committed:
                 self._look_ahead(action.id)
             begin_s = self._loop.time()
-            receipt, commit = await self._actions.run(handle, action, self._lease, self._tool_timeout_s())
+            receipt, commit = await self._actions.run(action, self._lease, self._tool_timeout_s())
             trace.tool_s += receipt.metering.wall_s if is_committed else self._loop.time() - begin_s
             trace.metering = trace.metering + receipt.metering
             receipts.append((action, receipt, commit))

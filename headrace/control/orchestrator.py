@@ -31,7 +31,6 @@ from headrace.control.updating import UpdateLoop, UpdateSettings
 from headrace.control.versions import Versions
 from headrace.errors import HeadraceError
 from headrace.ports import Environment, Grader, Harness, Inference, Journal, Leases, TaskSource, Trainer
-from headrace.records.action import EffectClass
 from headrace.records.arrays import IntArray
 from headrace.records.checkpoint import RunResumed
 from headrace.records.ids import Address, PolicyId
@@ -300,7 +299,7 @@ class _Loops:
         recorder, versions = self._context.recorder, self._context.versions
         begin_s = recorder.elapsed_s
         in_flight = [attempt for group in past.groups.values() for attempt in group.running()]
-        goes_on = self._config.checkpoint.in_flight == "resume" and self._ports.environment.effect is EffectClass.PURE
+        goes_on = self._config.checkpoint.in_flight == "resume" and self._ports.environment.effect.is_resumable
         open_groups, ready_groups = len(past.groups), len(past.closing)
         versions.restore(past.weights)
         lost_tasks = self._source.restore(past)

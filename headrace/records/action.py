@@ -21,6 +21,11 @@ class EffectClass(enum.Enum):
     RESETTABLE = "resettable"
     EXTERNAL = "external"
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether an attempt can go on in another executor: there is no state, or it can be brought back."""
+        return self in (EffectClass.PURE, EffectClass.SNAPSHOT)
+
 
 class Action(msgspec.Struct, frozen=True, gc=False):
     """One tool call whose arguments passed the tool's schema.

@@ -17,7 +17,7 @@ from headrace.records.batch import (
 )
 from headrace.records.checkpoint import CheckpointWritten, RecordQuarantined, RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
-from headrace.records.execution import EpisodeClaimed
+from headrace.records.execution import EnvironmentRestored, EpisodeClaimed
 from headrace.records.gate import BatchGated
 from headrace.records.observation import ActionObserved
 from headrace.records.run import RunEnded, RunStarted, WeightsHeld, WorkerStateChanged
@@ -49,6 +49,7 @@ Payload = (
     | SourceExhausted
     | GroupAdmitted
     | EpisodeClaimed
+    | EnvironmentRestored
     | EpisodeStarted
     | TurnGenerated
     | ActionIntended
@@ -98,7 +99,7 @@ class Durability(enum.Enum):
 
 _DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten, RecordQuarantined})
 _TELEMETRY = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed, GenerationPaused, GenerationResumed})
-_REPEATED = _TELEMETRY | {SourceExhausted}
+_REPEATED = _TELEMETRY | {SourceExhausted, EnvironmentRestored}
 
 
 def durability(payload: Payload) -> Durability:

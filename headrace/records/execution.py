@@ -108,6 +108,20 @@ class EpisodeClaimed(msgspec.Struct, frozen=True, gc=False, tag="episode_claimed
     deadline_s: float
 
 
+class EnvironmentRestored(msgspec.Struct, frozen=True, gc=False, tag="environment_restored"):
+    """The environment of an attempt stands where it stood before an action of unknown outcome, which then runs again.
+
+    Attributes:
+        revision: of the state that was brought back.
+        incarnation: life of the executor that holds it now.
+        cause: why, in one line.
+    """
+
+    revision: Address
+    incarnation: str
+    cause: str
+
+
 class IncarnationLost(msgspec.Struct, frozen=True):
     """Answer to a probe: the executor that was asked first is gone, and with it what it knew.
 

@@ -17,6 +17,7 @@ from headrace.ports import Environment, TaskSource
 from headrace.processes.child import Child
 from headrace.records.harness import ToolSchema
 from headrace.records.task import Task
+from headrace.runtime.folders import WORKSPACES
 from headrace.runtime.workers.settings import command
 
 START_TIMEOUT_S = 120.0
@@ -48,9 +49,13 @@ class NamedTasks(TaskSource, Protocol):
         ...
 
 
-def open_environment(config: Config) -> LocalEnvironment:
-    """The environment of a configuration, not yet started. Raises ConfigError."""
-    return _known(ENVIRONMENTS, config.environment.kind, "environment.kind")(config)
+def open_environment(config: Config, folder: Path | None = None) -> LocalEnvironment:
+    """The environment of a configuration, not yet started; `folder` is the run's, for what outlives this process.
+
+    Raises:
+        ConfigError: for a kind that does not exist, or options that it does not have.
+    """
+    return _known(ENVIRONMENTS, config.environment.kind, "environment.kind")(config, folder)
 
 
 def open_tasks(config: Config, seed: int | None = None) -> NamedTasks:
@@ -74,14 +79,22 @@ async def start_worker(name: str, argv: list[str]) -> Child:
     return await Child.start(name, argv, start_timeout_s=START_TIMEOUT_S, env={"OMP_NUM_THREADS": "1"})
 
 
-def _sandbox(config: Config) -> LocalEnvironment:
+def _sandbox(config: Config, _folder: Path | None) -> LocalEnvironment:
     from headrace.environments.sandbox.environment import SandboxEnvironment
     from headrace.environments.sandbox.options import SandboxOptions
 
     return SandboxEnvironment(decode_options(config.environment.options, SandboxOptions, "environment.options"))
 
 
-def _python_environment(config: Config) -> LocalEnvironment:
+def _workspace(config: Config, folder: Path | None) -> LocalEnvironment:
+    from headrace.environments.workspace.environment import WorkspaceEnvironment
+    from headrace.environments.workspace.options import WorkspaceOptions
+
+    options = decode_options(config.environment.options, WorkspaceOptions, "environment.options")
+    return WorkspaceEnvironment(options, None if folder is None else folder / WORKSPACES)
+
+
+def _python_environment(config: Config, _folder: Path | None) -> LocalEnvironment:
     from headrace.environments.parts.environment import PythonEnvironment, PythonEnvironmentOptions
     from headrace.environments.parts.messages import PartSettings
 
@@ -145,8 +158,9 @@ def _renderers(config: Config, tools: tuple[ToolSchema, ...], folder: Path | Non
     return RenderedHarness(decode_options(config.harness.options, RenderersOptions, "harness.options"), tools, folder)
 
 
-ENVIRONMENTS: Mapping[str, Callable[[Config], LocalEnvironment]] = {
+ENVIRONMENTS: Mapping[str, Callable[[Config, Path | None], LocalEnvironment]] = {
     "sandbox": _sandbox,
+    "workspace": _workspace,
     "python": _python_environment,
 }
 TASKS: Mapping[str, Callable[[Config, int], NamedTasks]] = {

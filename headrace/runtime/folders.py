@@ -7,6 +7,7 @@ from headrace.errors import ConfigError
 
 JOURNAL = "journal.db"
 BLOBS = "blobs"
+WORKSPACES = "workspaces"
 
 
 def cache_folder() -> Path:

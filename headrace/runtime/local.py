@@ -75,7 +75,7 @@ async def run_local(run: LocalRun) -> RunSummary:
     """
     config, folder = run.config, run.folder
     async with contextlib.AsyncExitStack() as stack:
-        environment = open_environment(config)
+        environment = open_environment(config, folder)
         stack.push_async_callback(environment.stop)
         await environment.start()
         tasks = open_tasks(config)
@@ -168,7 +168,8 @@ def _isolation(environment: LocalEnvironment) -> str:
     """How strong the sandbox of this platform is, in one line."""
     found = environment.isolation
     missing = f"; not confined here: {', '.join(found.missing)}" if found.missing else ""
-    return f"{found.level}, metered by {found.metering}{missing}"
+    note = f"; {found.note}" if found.note else ""
+    return f"{found.level}, metered by {found.metering}{missing}{note}"
 
 
 def _copies(hello: TrainerHello, served_bytes: int, grader_bytes: int) -> tuple[WeightsHeld, ...]:

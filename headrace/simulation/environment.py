@@ -128,13 +128,20 @@ class SimulatedEnvironment:
         self._openings += 1
         world.incarnation = f"{self.incarnation}.{self._openings}"
         self._worlds[episode] = world
+        self._keep(episode, world)
         return Handle(episode, world.incarnation)
+
+    def _keep(self, episode: EpisodeId, world: _World) -> None:
+        """Stores the revision, with the receipts: what it holds is never run again after a restore."""
+        if self.effect is EffectClass.SNAPSHOT:
+            stored = self._revisions.setdefault(episode, {})
+            stored[world.revision] = dataclasses.replace(world, runs=dict(world.runs))
 
     async def adopt(self, handle: Handle, done: Sequence[tuple[Action, Receipt]], timeout_s: float) -> None:
         world = self._world(handle)
-        if self.effect is not EffectClass.PURE:
+        if not self.effect.is_resumable:
             raise _fault(
-                f"{handle.episode} is {self.effect.value}; only receipts of a pure one say all", Outcome.REJECTED
+                f"{handle.episode} is {self.effect.value}; its receipts alone do not bring it back", Outcome.REJECTED
             )
         for action, receipt in done:
             world.runs[action.id] = _Run(receipt, action.arguments_hash, asyncio.get_running_loop().time())
@@ -184,8 +191,9 @@ class SimulatedEnvironment:
             revision=world.revision if self.effect is EffectClass.SNAPSHOT else None,
             metering=Metering(wall_s=tool_s, cpu_s=tool_s * self._draws.workload.tool_cpu_share),
         )
-        world.runs[action.id] = _Run(receipt, action.arguments_hash, end_s)
-        return world.runs[action.id]
+        world.runs[action.id] = run = _Run(receipt, action.arguments_hash, end_s)
+        self._keep(action.id.episode, world)
+        return run
 
     def _drawn(self, world: _World, action: Action) -> StepDraw:
         return self._draws.step(world.task_index, action.id.episode, action.id.step)
@@ -208,12 +216,7 @@ class SimulatedEnvironment:
         world = self._world(handle)
         if self.effect is EffectClass.PURE:
             return _EMPTY_REVISION
-        if self.effect is not EffectClass.SNAPSHOT:
-            return None
-        # The receipts are part of the state: what the revision holds is never run again after a restore.
-        stored = self._revisions.setdefault(handle.episode, {})
-        stored[world.revision] = dataclasses.replace(world, runs=dict(world.runs))
-        return world.revision
+        return world.revision if self.effect is EffectClass.SNAPSHOT else None
 
     async def restore(self, handle: Handle, revision: Address, timeout_s: float) -> Handle:
         if self.effect is EffectClass.PURE and revision == _EMPTY_REVISION:
