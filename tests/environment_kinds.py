@@ -80,7 +80,8 @@ async def _started(environment: LocalEnvironment) -> AsyncIterator[Environment]:
         await environment.stop()
 
 
-def _part(**options: Any) -> Callable[[], Opened]:
+def part(**options: Any) -> Callable[[], Opened]:
+    """Opens a user's part."""
     tree = {"environment": {"kind": "python", "options": options}}
     return lambda: _started(open_environment(decode_config(tree, "kinds")))
 
@@ -118,12 +119,12 @@ KINDS: dict[str, Kind] = {
     "workspace overlay": Kind(EffectClass.SNAPSHOT, _workspace(by="overlay"), *_SHELL),
     "workspace copy": Kind(EffectClass.SNAPSHOT, _workspace(by="copy"), *_SHELL),
     "workspace of an ordinary user": Kind(EffectClass.SNAPSHOT, _workspace(by="overlay", level="bubblewrap"), *_SHELL),
-    "own pure part": Kind(EffectClass.PURE, _part(file=_CALCULATOR, name="calculator", effect="pure"), _SUM, _SUM),
+    "own pure part": Kind(EffectClass.PURE, part(file=_CALCULATOR, name="calculator", effect="pure"), _SUM, _SUM),
     "own resettable part": Kind(
-        EffectClass.RESETTABLE, _part(file=_NOTEBOOK, name="Notebook", effect="resettable"), _NOTE, _NOTES, b"seen"
+        EffectClass.RESETTABLE, part(file=_NOTEBOOK, name="Notebook", effect="resettable"), _NOTE, _NOTES, b"seen"
     ),
     "own external part": Kind(
-        EffectClass.EXTERNAL, _part(file=_NOTEBOOK, name="Notebook", effect="external"), _NOTE, _NOTES, b"seen"
+        EffectClass.EXTERNAL, part(file=_NOTEBOOK, name="Notebook", effect="external"), _NOTE, _NOTES, b"seen"
     ),
     **{
         f"simulated {effect.value}": Kind(effect, lambda effect=effect: _simulated(effect), _CALL, _CALL)

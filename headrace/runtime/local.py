@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from headrace.runtime.adapters import (
 )
 from headrace.runtime.cycles import rarely_searched
 from headrace.runtime.engines import open_engine
-from headrace.runtime.folders import BLOBS
+from headrace.runtime.folders import BLOBS, WORKSPACES
 from headrace.runtime.models import keep_model_files
 from headrace.runtime.placement import GraderPlace, place_beside
 from headrace.runtime.policy import WarmStartReport, given_policy, prepare_policy, tokenizer_folder
@@ -117,7 +118,10 @@ async def run_local(run: LocalRun) -> RunSummary:
         )
         watch = (workers.engine.wait_lost(), workers.trainer.wait_lost())
         with rarely_searched():
-            return await Orchestrator(config, ports, facts, observers=run.observers, watch=watch).run()
+            summary = await Orchestrator(config, ports, facts, observers=run.observers, watch=watch).run()
+        # No attempt is left that could go on at one of its revisions.
+        await asyncio.to_thread(shutil.rmtree, folder / WORKSPACES, ignore_errors=True)
+        return summary
 
 
 def canary_of(tasks: TaskSource, harness: WritingHarness) -> list[IntArray]:

@@ -13,6 +13,8 @@ from headrace.errors import ConfigError
 
 PYTHON = "python"
 """The adapter kind of a user's own part."""
+WORKSPACE = "workspace"
+"""The environment kind whose `base` folder lies beside the TOML file."""
 
 
 def load_with_parts(path: Path, overrides: tuple[str, ...] = ()) -> Config:
@@ -47,7 +49,11 @@ def part_files(options: dict[str, Any]) -> tuple[Path, ...]:
 
 
 def _located(section: Any, name: str, folder: Path) -> Any:
-    if not isinstance(section, (AdapterSection, GraderSection)) or section.kind != PYTHON:
+    if not isinstance(section, (AdapterSection, GraderSection)):
+        return section
+    if section.kind == WORKSPACE and isinstance(base := section.options.get("base"), str) and base:
+        return msgspec.structs.replace(section, options=section.options | {"base": str((folder / base).resolve())})
+    if section.kind != PYTHON:
         return section
     return msgspec.structs.replace(section, options=_absolute(section.options, f"{name}.options", folder))
 
