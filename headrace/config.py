@@ -277,6 +277,7 @@ class TimeoutSection(Section, frozen=True):
         grade_s: one grading.
         update_s: scoring or update of a batch.
         publish_s: one phase of publication.
+        broken_environment_s: an environment whose attempts fail for so long, tried again one by one, ends the run.
     """
 
     generate_s: float = 120.0
@@ -285,6 +286,7 @@ class TimeoutSection(Section, frozen=True):
     grade_s: float = 30.0
     update_s: float = 300.0
     publish_s: float = 60.0
+    broken_environment_s: float = 600.0
 
 
 class Config(Section, frozen=True):

@@ -63,6 +63,16 @@ class EnvironmentFault(BoundaryError):
     boundary = "environment"
 
 
+class EnvironmentFenced(EnvironmentFault):
+    """The executor serves a newer owner of the episode; whoever asked is too late, and asking again is in vain."""
+
+
+class OwnerFenced(BoundaryError):
+    """The attempt has a newer owner; nothing that the old one says is recorded."""
+
+    boundary = "lease"
+
+
 class GraderError(BoundaryError):
     """The grader did not deliver a verdict. The reward is absent, and the trajectory is graded again."""
 

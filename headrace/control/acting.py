@@ -11,9 +11,9 @@ environment keeps revisions it runs again only on the one that its INTENT names.
 
 from collections.abc import Callable
 
-from headrace.control.recorder import Recorder, WorkerClock
+from headrace.control.recorder import OwnerPen, WorkerClock
 from headrace.control.recovery import AttemptPast
-from headrace.errors import EnvironmentFault, IntegrityError, Outcome
+from headrace.errors import EnvironmentFault, EnvironmentFenced, IntegrityError, Outcome
 from headrace.ports import Environment, Handle, Row
 from headrace.records.action import Action, ActionCommitted, ActionIntended, EffectClass
 from headrace.records.execution import EnvironmentRestored, IncarnationLost, Lease, Receipt
@@ -43,7 +43,7 @@ class ActionRunner:
 
     handle: Handle
 
-    def __init__(self, environment: Environment, recorder: Recorder, clock: WorkerClock, past: AttemptPast) -> None:
+    def __init__(self, environment: Environment, recorder: OwnerPen, clock: WorkerClock, past: AttemptPast) -> None:
         self.has_intended = bool(past.intents)
         self._past = past
         self._environment = environment
@@ -84,6 +84,9 @@ class ActionRunner:
             self._clock.enter(action.tool)
             try:
                 return await self._environment.execute(self.handle, action, lease, timeout_s)
+            except EnvironmentFenced as fault:
+                self._recorder.refused("executor", str(action.id), str(fault))
+                raise
             except EnvironmentFault as fault:
                 if fault.outcome is Outcome.LOST:
                     receipt = await self._probe(action, timeout_s, fault)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from headrace.config import TimeoutSection
 from headrace.control.acting import ActionRunner, UnknownEffect, stored_receipt
-from headrace.control.recorder import Recorder, WorkerClock
+from headrace.control.recorder import OwnerPen, Recorder, WorkerClock
 from headrace.control.recovery import AttemptPast
 from headrace.control.sealing import EpisodeTrace, Sealed, Sealer
 from headrace.errors import BoundaryError, EnvironmentFault, InferenceError, IntegrityError, Outcome
@@ -122,15 +122,19 @@ class EpisodeDriver:
 
         Raises:
             IntegrityError: when the trace cannot be sealed: a defect, not an outcome.
+            OwnerFenced: when the attempt has a newer owner; nothing of it was sealed.
         """
         recorder, name = self._recorder, str(spec.episode)
         claimed = recorder.record(EpisodeClaimed(lease.token, lease.deadline_s), key=f"{name}#{lease.token}")
-        attempt = _Attempt(self._ports, recorder, self._settings, spec=spec, lease=lease)
+        pen = OwnerPen(recorder, spec.episode, lease.token)
+        attempt = _Attempt(self._ports, pen, self._settings, spec=spec, lease=lease)
         started = attempt.past.started_seq or recorder.record(
             EpisodeStarted(spec.task_address, spec.pin_version), key=name, cause=claimed
         )
         begin_s = recorder.elapsed_s - attempt.past.spent_s
         terminal = await attempt.to_terminal()
+        pen.require("transcript_sealed")
+        pen.release()
         return self._sealer.seal(attempt.trace, terminal, recorder.elapsed_s - begin_s, started)
 
     def recall(self, past: AttemptPast) -> Sealed:
@@ -144,7 +148,7 @@ class _Attempt:
     def __init__(
         self,
         ports: EpisodePorts,
-        recorder: Recorder,
+        recorder: OwnerPen,
         settings: EpisodeSettings,
         *,
         spec: EpisodeSpec,

@@ -13,6 +13,7 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from headrace.control.breaking import Breakers
 from headrace.control.episode import EpisodeDriver, EpisodeSpec, RunInterrupted
 from headrace.control.grading import Grading
 from headrace.control.recovery import AttemptPast
@@ -20,6 +21,7 @@ from headrace.control.sealing import Sealed
 from headrace.ports import Leases
 from headrace.records.batch import MemberResult
 from headrace.records.checkpoint import InFlight
+from headrace.records.execution import Lease
 from headrace.records.ids import Address, EpisodeId, GroupId
 from headrace.records.reward import RewardRule, reward_of
 from headrace.records.segment import Sampling
@@ -93,6 +95,7 @@ class MemberRunner:
         reward_rule: RewardRule,
         seed: int,
         in_flight: InFlight = "resume",
+        breakers: Breakers | None = None,
     ) -> None:
         self._driver = driver
         self._grading = grading
@@ -101,6 +104,7 @@ class MemberRunner:
         self._reward_rule = reward_rule
         self._seed = seed
         self._in_flight: InFlight = in_flight
+        self._breakers = breakers
 
     @property
     def is_group_scoped(self) -> bool:
@@ -134,20 +138,25 @@ class MemberRunner:
         if past is not None and past.sealed is not None:
             return self._driver.recall(past)
         episode = EpisodeId(spec.group, spec.member, attempt)
-        lease = self._leases.grant(episode, asyncio.get_running_loop().time() + spec.task.budget.wall_s)
-        return await self._driver.run(
-            EpisodeSpec(
-                episode,
-                spec.task,
-                spec.task_address,
-                spec.sampling,
-                spec.pin_version,
-                self._seed,
-                past,
-                self._in_flight,
-            ),
-            lease,
+        run = EpisodeSpec(
+            episode,
+            spec.task,
+            spec.task_address,
+            spec.sampling,
+            spec.pin_version,
+            self._seed,
+            past,
+            self._in_flight,
         )
+        if self._breakers is None:
+            return await self._driver.run(run, self._grant(run))
+        async with self._breakers.attempt(spec.task.environment) as report:
+            sealed = await self._driver.run(run, self._grant(run))
+            report(sealed.transcript.terminal)
+            return sealed
+
+    def _grant(self, run: EpisodeSpec) -> Lease:
+        return self._leases.grant(run.episode, asyncio.get_running_loop().time() + run.task.budget.wall_s)
 
     def recall(self, past: AttemptPast) -> MemberOutcome:
         """Outcome of an attempt that counts, from the journal: its last verdict is the one that does."""

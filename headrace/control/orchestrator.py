@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import cast
 
 from headrace.config import Config
+from headrace.control.breaking import Breakers
 from headrace.control.capacity import CapacityControl, CapacityWatch
 from headrace.control.checkpointing import Checkpointer, CheckpointSettings
 from headrace.control.collecting import Collector
@@ -38,6 +39,7 @@ from headrace.records.provenance import PolicyVersion
 from headrace.records.reward import RewardRule
 from headrace.records.run import RunEnded, RunStarted, WeightsHeld
 from headrace.scheduling.admission import Admission
+from headrace.scheduling.breaker import BreakerRule
 from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.quotas import Quotas
 from headrace.scheduling.retention import Retention
@@ -216,7 +218,9 @@ class _Loops:
         self._evaluations: list[asyncio.Task[None]] = []
         leases = CountingLeases(past.lease_token)
         engine_clock = WorkerClock(context.recorder, WORKER)
-        runner = _member_runner(config, ports, context, leases=leases, engine_clock=engine_clock)
+        rule = BreakerRule(give_up_s=config.timeouts.broken_environment_s)
+        breakers = Breakers(rule, context.recorder, context.changed, config.run.seed)
+        runner = _member_runner(config, ports, context, leases=leases, engine_clock=engine_clock, breakers=breakers)
         self._collector = Collector(
             runner,
             context,
@@ -225,7 +229,7 @@ class _Loops:
             temperature=schedule.temperature,
         )
         admission = Admission(config.run.updates * schedule.batch_groups)
-        self._source = SourceLoop(ports.tasks, self._collector, context, admission)
+        self._source = SourceLoop(ports.tasks, self._collector, context, admission, is_held=breakers.hold_reason)
         self._source.limit(capacity.max_outstanding)
         self._publisher = Publisher(
             ports.inference,
@@ -357,7 +361,13 @@ def _shared_devices(config: Config, ports: Ports, context: RunContext, clock: Wo
 
 
 def _member_runner(
-    config: Config, ports: Ports, context: RunContext, *, leases: Leases, engine_clock: WorkerClock
+    config: Config,
+    ports: Ports,
+    context: RunContext,
+    *,
+    leases: Leases,
+    engine_clock: WorkerClock,
+    breakers: Breakers,
 ) -> MemberRunner:
     schedule, recorder = config.schedule, context.recorder
     retry = RetryRule(schedule.infra_attempts, schedule.grade_tries)
@@ -384,6 +394,7 @@ def _member_runner(
         reward_rule=RewardRule(config.algorithm.reward_rule),
         seed=config.run.seed,
         in_flight=config.checkpoint.in_flight,
+        breakers=breakers,
     )
 
 

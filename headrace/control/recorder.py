@@ -7,11 +7,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from headrace.errors import Outcome, OwnerFenced
 from headrace.ports import Journal, Row
 from headrace.records.events import Event, Payload, kind_of
-from headrace.records.ids import Address
+from headrace.records.ids import Address, EpisodeId, LeaseToken
 from headrace.records.provenance import canonical_bytes
-from headrace.records.run import WeightsHeld, WorkerState, WorkerStateChanged
+from headrace.records.run import LateWriteRefused, WeightsHeld, WorkerState, WorkerStateChanged
 from headrace.records.update import UpdateCompleted
 
 Observer = Callable[[Event], None]
@@ -50,6 +51,7 @@ class Recorder:
         self._recorded = recorded
         self._loop = asyncio.get_running_loop()
         self._start_s = self._loop.time() - start_ns / 1e9
+        self._owners: dict[EpisodeId, LeaseToken] = {}
         self.updates = 0
         self.last_seq = 0
 
@@ -71,6 +73,18 @@ class Recorder:
                 observer(event)
         return seq
 
+    def claim(self, episode: EpisodeId, token: LeaseToken) -> None:
+        """An attempt has this owner from now on, unless a newer one was known."""
+        self._owners[episode] = max(token, self._owners.get(episode, token))
+
+    def owner(self, episode: EpisodeId) -> LeaseToken:
+        """Token of the newest owner of an attempt that is not over."""
+        return self._owners.get(episode, LeaseToken(0))
+
+    def forget(self, episode: EpisodeId) -> None:
+        """The attempt is over."""
+        self._owners.pop(episode, None)
+
     async def durable(self, seq: int) -> None:
         """Returns once the event is on disk."""
         await self._journal.durable(seq)
@@ -82,6 +96,56 @@ class Recorder:
     def hold_weights(self, held: WeightsHeld) -> None:
         """Notes one copy of weights."""
         self.record(held, key=f"{held.worker}/{held.role}")
+
+
+class OwnerPen:
+    """The recorder in the hand of an attempt's owner: it writes only while no newer one has claimed the attempt.
+
+    Args:
+        recorder: what it writes with.
+        episode: which attempt.
+        token: of the owner's lease.
+    """
+
+    def __init__(self, recorder: Recorder, episode: EpisodeId, token: LeaseToken) -> None:
+        self._recorder = recorder
+        self._episode = episode
+        self._token = token
+        recorder.claim(episode, token)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the run."""
+        return self._recorder.elapsed_s
+
+    def record(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
+        """Sequence number of the event. Raises OwnerFenced."""
+        self.require(kind_of(payload))
+        return self._recorder.record(payload, key=key, cause=cause, rows=rows)
+
+    def require(self, what: str) -> None:
+        """Raises OwnerFenced, with a record of it, when the attempt has a newer owner."""
+        newest = self._recorder.owner(self._episode)
+        if newest > self._token:
+            detail = f"token {self._token} after {newest}"
+            self.refused("journal", what, detail)
+            raise OwnerFenced(f"{self._episode}: {what} under {detail}", Outcome.REJECTED)
+
+    def refused(self, where: str, what: str, detail: str) -> None:
+        """Notes a write of this owner's that came too late."""
+        self._recorder.record(LateWriteRefused(where, what, detail), key=str(self._episode))
+
+    def release(self) -> None:
+        """The attempt is sealed, which no later owner may change."""
+        self._recorder.forget(self._episode)
+
+    async def durable(self, seq: int) -> None:
+        """Returns once the event is on disk."""
+        await self._recorder.durable(seq)
+
+    def read(self, address: Address) -> bytes:
+        """Bytes of a sealed row."""
+        return self._recorder.read(address)
 
 
 class WorkerClock:

@@ -7,6 +7,7 @@
 """
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -30,11 +31,15 @@ class SourceLoop:
         collector: Collector,
         context: RunContext,
         admission: Admission,
+        *,
+        is_held: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """A loop that admits while `admission` has no reason against it, and `is_held` none."""
         self._source = source
         self._collector = collector
         self._context = context
         self._admission = admission
+        self._is_held = is_held
         self._again: deque[tuple[Task, GroupId]] = deque()
         self._max_outstanding = collector.max_outstanding
         self.is_exhausted = False
@@ -43,7 +48,7 @@ class SourceLoop:
         """Why nothing is admitted at present."""
         collector = self._collector
         state = AdmissionState(collector.outstanding, self._max_outstanding, collector.trained, self.is_exhausted)
-        return self._admission.hold_reason(state)
+        return self._admission.hold_reason(state) or self._is_held()
 
     def limit(self, max_outstanding: int) -> None:
         """Groups that may hold a slot from now on; those that hold one keep it."""

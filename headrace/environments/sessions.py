@@ -10,7 +10,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from headrace.errors import EnvironmentFault, Outcome
+from headrace.errors import EnvironmentFault, EnvironmentFenced, Outcome
 from headrace.ports import UNKNOWN_INCARNATION, Handle
 from headrace.records.action import Action, EffectClass
 from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease, Receipt
@@ -256,7 +256,7 @@ class SessionEnvironment(abc.ABC):
     def _fence(self, episode: EpisodeId, lease: Lease) -> None:
         highest = self._highest.get(episode, lease.token)
         if lease.token < highest:
-            raise EnvironmentFault(f"{episode}: lease {lease.token} is fenced by {highest}", Outcome.REJECTED)
+            raise EnvironmentFenced(f"{episode}: lease {lease.token} is fenced by {highest}", Outcome.REJECTED)
         self._highest[episode] = lease.token
         self._highest.move_to_end(episode)
         if len(self._highest) > MAX_REMEMBERED_FENCES:

@@ -20,7 +20,7 @@ from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.execution import EnvironmentRestored, EpisodeClaimed
 from headrace.records.gate import BatchGated
 from headrace.records.observation import ActionObserved
-from headrace.records.run import RunEnded, RunStarted, WeightsHeld, WorkerStateChanged
+from headrace.records.run import BreakerChanged, LateWriteRefused, RunEnded, RunStarted, WeightsHeld, WorkerStateChanged
 from headrace.records.segment import TurnGenerated
 from headrace.records.task import SourceExhausted, TaskDrawn
 from headrace.records.trajectory import EpisodeStarted, TranscriptSealed
@@ -50,6 +50,8 @@ Payload = (
     | GroupAdmitted
     | EpisodeClaimed
     | EnvironmentRestored
+    | BreakerChanged
+    | LateWriteRefused
     | EpisodeStarted
     | TurnGenerated
     | ActionIntended
@@ -98,8 +100,10 @@ class Durability(enum.Enum):
 
 
 _DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten, RecordQuarantined})
-_TELEMETRY = frozenset({WorkerStateChanged, WeightsHeld, VerdictDisputed, GenerationPaused, GenerationResumed})
-_REPEATED = _TELEMETRY | {SourceExhausted, EnvironmentRestored}
+_TELEMETRY = frozenset(
+    {WorkerStateChanged, WeightsHeld, VerdictDisputed, GenerationPaused, GenerationResumed, LateWriteRefused}
+)
+_REPEATED = _TELEMETRY | {SourceExhausted, EnvironmentRestored, BreakerChanged}
 
 
 def durability(payload: Payload) -> Durability:

@@ -71,6 +71,34 @@ class WorkerStateChanged(msgspec.Struct, frozen=True, gc=False, tag="worker_stat
     detail: str = ""
 
 
+class BreakerChanged(msgspec.Struct, frozen=True, tag="breaker_changed"):
+    """The circuit breaker of an environment changed its state.
+
+    Attributes:
+        state: `closed`, `open` (no attempt starts) or `probing` (one does, and decides).
+        failures: of its newest attempts, those that the environment failed.
+        attempts: its newest attempts.
+    """
+
+    state: str
+    failures: int
+    attempts: int
+
+
+class LateWriteRefused(msgspec.Struct, frozen=True, tag="late_write_refused"):
+    """Somebody who is no longer the owner tried to write, and was refused.
+
+    Attributes:
+        where: who refused: `journal` or `executor`.
+        what: kind of the event, or the action's id.
+        detail: tokens of the old and the new owner.
+    """
+
+    where: str
+    what: str
+    detail: str
+
+
 class WeightsHeld(msgspec.Struct, frozen=True, tag="weights_held"):
     """One copy of weights exists; the report lists every one.
 

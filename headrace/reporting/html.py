@@ -34,7 +34,7 @@ def render_page(report: RunReport) -> str:
         *_part("flow", "Flow over time", drawn, (parts["flow"], parts["stages"])),
         *_workers(report, parts["workers"]),
         *_part("recovery", "Checkpoints and resumes", (), (parts["recovery"],)),
-        *_limits(report, (parts["limits"], parts["claims"])),
+        *_limits(report, (parts["limits"], parts["guards"], parts["claims"])),
         *_part("funnel", "Funnel and strata", (), (parts["funnel"], parts["strata"])),
         *_part("trust", "Staleness and trust", drawn, (parts["updates"],)),
         *_part("trainer", "What the trainer reports", drawn, ()),

@@ -22,7 +22,7 @@ from headrace.records.checkpoint import RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.events import Event
 from headrace.records.ids import GroupId
-from headrace.records.run import RunEnded, RunStarted
+from headrace.records.run import BreakerChanged, RunEnded, RunStarted
 from headrace.records.segment import TurnGenerated
 from headrace.records.trajectory import EpisodeStarted, TranscriptSealed
 from headrace.records.update import BatchScored, UpdateCompleted, WeightsActivated
@@ -52,6 +52,7 @@ class _State:
     grading: set[str] = dataclasses.field(default_factory=set[str])
     outstanding: int = 0
     evaluating: int = 0
+    broken: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     ready: set[str] = dataclasses.field(default_factory=set[str])
     selected: tuple[str, ...] = ()
     reward: float | None = None
@@ -63,6 +64,8 @@ class _State:
     @property
     def waits_for(self) -> str:
         """What has to happen next."""
+        if self.broken:
+            return "; ".join(self.broken.values())
         if self.stage != "groups":
             return {
                 "start": "weights of the first version",
@@ -120,6 +123,7 @@ class Progress:
             EvaluationStarted: self._on_evaluation,
             EvaluationCompleted: self._on_evaluated,
             RunEnded: self._on_end,
+            BreakerChanged: self._on_breaker,
         }
 
     def __call__(self, event: Event) -> None:
@@ -176,6 +180,16 @@ class Progress:
         self._window_tokens += count
         while self._tokens[0][0] < event.t_ns - _RATE_WINDOW_NS:
             self._window_tokens -= self._tokens.popleft()[1]
+
+    def _on_breaker(self, event: Event, changed: BreakerChanged) -> None:
+        broken, name = self._state.broken, one_line(event.key)
+        if changed.state == "closed":
+            broken.pop(name, None)
+            self._line(f"{_clock(event.t_ns)}  environment {name} works again")
+        elif name not in broken:
+            failed = f"{changed.failures} of its last {changed.attempts} attempts failed"
+            broken[name] = f"environment {name} to work again: {failed}, since {_clock(event.t_ns)}"
+            self._line(f"{_clock(event.t_ns)}  waits for {broken[name]}")
 
     def _on_episode(self, event: Event, started: EpisodeStarted) -> None:
         self._state.episodes += 1

@@ -13,6 +13,7 @@ from headrace.records.provenance import Read
 from headrace.reporting.folds.claims import Claims, claims
 from headrace.reporting.folds.flow import Flow, FlowRates
 from headrace.reporting.folds.funnel import Funnel, StageFunnel
+from headrace.reporting.folds.guards import GuardFold, Guards
 from headrace.reporting.folds.heldout import HeldOut, HeldOutCurve
 from headrace.reporting.folds.index import Fold, RunIndex
 from headrace.reporting.folds.information import FlipRates, Information, information
@@ -80,6 +81,7 @@ class RunReport(msgspec.Struct, frozen=True):
         limits: timeouts and other limits.
         claims: claims against verdicts.
         order: order of training against order of drawing.
+        guards: rates that rose, environments that were shut, late writes that were refused.
     """
 
     facts: RunFacts
@@ -97,6 +99,7 @@ class RunReport(msgspec.Struct, frozen=True):
     limits: Limits
     claims: Claims
     order: Order
+    guards: Guards
 
 
 class RunFold:
@@ -116,6 +119,7 @@ class RunFold:
         self._recovery = RecoveryTimes()
         self._turns = TurnTimes()
         self._workers = WorkerTimes(self._index)
+        self._guards = GuardFold(self._index)
         self._folds: tuple[Fold, ...] = (
             self._index,
             self._funnel,
@@ -126,6 +130,7 @@ class RunFold:
             self._recovery,
             self._turns,
             self._workers,
+            self._guards,
         )
         self._events = 0
 
@@ -154,6 +159,7 @@ class RunFold:
             limits=limits(index),
             claims=claims(index),
             order=order(index),
+            guards=self._guards.result(),
         )
 
     def _facts(self) -> RunFacts:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from headrace.reporting.folds.heldout import Round
 from headrace.reporting.folds.strata import StratumFate
 from headrace.reporting.grids import Grid, Section, interval, per_resource, signed, thinned, with_unit
+from headrace.reporting.guards import guards
 from headrace.reporting.learning import learning
 from headrace.reporting.plaintext import one_line
 from headrace.reporting.quantities import ABSENT, duration, number, percent, ratio, size
@@ -31,6 +32,7 @@ def sections(report: RunReport, *, is_full: bool) -> tuple[Section, ...]:
         ("recovery", "Checkpoints and resumes", recoveries),
         ("workers", "Where the workers' time went, and copies of weights", _workers),
         ("limits", "Timeouts and other limits", _limits),
+        ("guards", "Alarms, shut environments and refused writes", guards),
         ("claims", "The environment's claim against the grader's verdict, in episodes", _claims),
     )
     return tuple(Section(name, title, tuple(build(report, is_full))) for name, title, build in builders)

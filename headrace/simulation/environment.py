@@ -12,7 +12,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from headrace.errors import EnvironmentFault, Outcome
+from headrace.errors import EnvironmentFault, EnvironmentFenced, Outcome
 from headrace.ports import UNKNOWN_INCARNATION, Handle
 from headrace.records.action import Action, EffectClass
 from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease, Metering, Receipt
@@ -254,7 +254,7 @@ class SimulatedEnvironment:
     def _fence(self, episode: EpisodeId, lease: Lease) -> None:
         highest = self._highest.get(episode, lease.token)
         if lease.token < highest:
-            raise _fault(f"{episode}: lease {lease.token} is fenced, {highest} was seen", Outcome.REJECTED)
+            raise EnvironmentFenced(f"{episode}: lease {lease.token} is fenced, {highest} was seen", Outcome.REJECTED)
         self._highest[episode] = lease.token
 
     def _world(self, handle: Handle) -> _World:

@@ -17,6 +17,7 @@ from sandbox_case import descendants, is_alive
 from headrace.control.acting import ActionRunner, UnknownEffect
 from headrace.control.recorder import Recorder, WorkerClock
 from headrace.control.recovery import AttemptPast
+from headrace.environments.sandbox.meters import children
 from headrace.environments.workspace.environment import WorkspaceEnvironment
 from headrace.environments.workspace.options import WorkspaceOptions
 from headrace.errors import EnvironmentFault, Outcome
@@ -149,7 +150,7 @@ async def sandbox_of(where: str) -> int:
     while True:
         for pid in descendants(me):
             if os.access(f"/proc/{pid}/root/{where}", os.F_OK):
-                return next(outer for outer in descendants(me) if pid in descendants(outer) | {outer})
+                return next(outer for outer in children(me) if pid in descendants(outer) | {outer})
         await asyncio.sleep(0.01)
 
 
