@@ -215,7 +215,7 @@ def test_a_trainer_that_fails_stops_the_run_with_its_reason_recorded(method: str
 
 def test_a_run_without_progress_stops_and_names_the_cause() -> None:
     with pytest.raises(HeadraceError, match="groups in a row were abandoned"):
-        run(MODES["sync"], of=faultless(open_failure=1.0))
+        run(MODES["sync"], of=faultless(grade_failure=1.0))
 
 
 LIMITS = {

@@ -3,7 +3,8 @@
 Each member says `one` and then `two`, and is done. The environment is a workspace (`EFFECT` snapshot), or a part that
 appends to a file outside (`external`). `MOMENT`: `never`; `executed` once `two` was executed and its revision is not stored;
 `stored` once the revision is stored and nobody was told; `committed` once its COMMIT is recorded and not on disk; `intended`
-before `two` reaches the executor; `stopped` ends as SIGTERM does.
+before `two` reaches the executor; `stopped` ends as SIGTERM does; `paused acting` and `paused publishing` stand still before
+`two` and before the COMMIT of version 1 until somebody wakes them.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from headrace.records.events import Event
 from headrace.records.ids import EpisodeId, PolicyId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.task import Task
+from headrace.records.update import CanaryChecked
 from headrace.runtime.adapters import open_environment
 from headrace.simulation.costs import TrainerCost
 from headrace.simulation.laws import Constant
@@ -115,12 +117,20 @@ class Observer:
     def __init__(self, moment: str) -> None:
         self._moment = moment
 
+    def _pause(self) -> None:
+        self._moment = "never"
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     def __call__(self, event: Event) -> None:
         match event.payload:
             case ActionCommitted(action_id=action) if self._moment == "committed" and action.step == 1:
                 die()
             case ActionIntended(action=action) if self._moment == "stopped" and action.id.step == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
+            case ActionIntended(action=action) if self._moment == "paused acting" and action.id.step == 1:
+                self._pause()
+            case CanaryChecked(policy=policy) if self._moment == "paused publishing" and policy.version == 1:
+                self._pause()
             case _:
                 pass
 
