@@ -92,7 +92,7 @@ async def product() -> tuple[list[Any], Collector]:
         )
         runner = cast("MemberRunner", EmptyRunner())
         collector = Collector(runner, context, group_size=MEMBERS, max_outstanding=MAX_OUTSTANDING, temperature=1.0)
-        source = SourceLoop(Tasks(), collector, context, Admission(MAX_OUTSTANDING, GROUPS))
+        source = SourceLoop(Tasks(), collector, context, Admission(GROUPS, 1))
         order = BatchOrder("ready", BATCH_GROUPS, None)
         admission = tasks.create_task(source.run(), name="admission")
         chosen: list[int] = []
@@ -106,7 +106,7 @@ async def product() -> tuple[list[Any], Collector]:
             await context.changed.wait_until(can_go_on)
             if not chosen:
                 break
-            collector.consume(tuple(chosen))
+            collector.consume([collector.group(ordinal) for ordinal in chosen])
         admission.cancel()
     await journal.close()
     return list(journal.events()), collector

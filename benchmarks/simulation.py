@@ -96,14 +96,17 @@ class DecidedRule(Rule):
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__(num_tasks)
-        self._admission = Admission(OUTSTANDING, self.needed)
+        self._admission = Admission(self.needed // BATCH, BATCH)
         self._order = BatchOrder("ready", BATCH, None)
         self._staleness = StalenessRule("drop", MAX_LAG)
         self._sampled: dict[int, Sampled] = {}
 
+    def _state(self) -> AdmissionState:
+        return AdmissionState(self.outstanding, OUTSTANDING, self.version, self.is_exhausted)
+
     def admit(self) -> list[int]:
         admitted: list[int] = []
-        while self._admission.hold_reason(AdmissionState(self.outstanding, self.accepted, self.is_exhausted)) is None:
+        while self._admission.hold_reason(self._state()) is None:
             if self.drawn == self.num_tasks:
                 self.is_exhausted = True
                 break

@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.errors import ConfigError
 from headrace.records.checkpoint import InFlight
+from headrace.records.experience import Replay, check_replay
 from headrace.records.gate import Gate
 from headrace.records.learning import (
     USES_CLIP,
@@ -124,6 +125,7 @@ class AlgorithmSection(Section, frozen=True):
     guard: when an update pauses the run.
     gate: bounds on the raw sequence weights of a batch, and what becomes of rows beyond them.
     stratum_weights: how much rows count by the difficulty of their task.
+    replay: which groups that trained before train again; needs a correction that weighs by the ratio to the behaviour.
     """
 
     advantage: AdvantageName = "mean"
@@ -145,6 +147,7 @@ class AlgorithmSection(Section, frozen=True):
     guard: Guard = Guard()
     gate: Gate = Gate()
     stratum_weights: StratumWeights = StratumWeights()
+    replay: Replay = Replay()
 
     def check(self) -> None:
         """Raises ConfigError for choices that contradict each other or numbers out of bounds."""
@@ -177,6 +180,7 @@ class AlgorithmSection(Section, frozen=True):
         if not self.stratum_weights.cap >= 1:
             raise ConfigError(f"algorithm.stratum_weights.cap is {self.stratum_weights.cap}; it must be at least 1")
         check_corrections(self.corrections, self.anchor)
+        check_replay(self.replay, self.corrections, self.kl, self.advantage)
         check_kl(self.kl)
         check_filters(self.filters)
 
@@ -347,6 +351,7 @@ class Config(Section, frozen=True):
                 raise ConfigError(f"{name} is {value}; it must be at least {least}")
         _check_schedule(schedule, self.run.deterministic)
         _check_quotas(schedule)
+        _check_batches(self)
         self.algorithm.check()
         if schedule.group_size == 1 and self.algorithm.advantage not in ("reinforce_pp", "gae"):
             raise ConfigError(
@@ -394,6 +399,29 @@ def _check_schedule(schedule: ScheduleSection, is_deterministic: bool) -> None:
         raise ConfigError(
             f"run.deterministic with schedule.mode {schedule.mode}, order {schedule.order} and credit_batches "
             f'{schedule.credit_batches}; batches then depend on arrival, set schedule.order = "ordinal" and a number'
+        )
+
+
+def _check_batches(config: Config) -> None:
+    """What fills a batch beside the groups that its order chooses."""
+    schedule, replay = config.schedule, config.algorithm.replay
+    least = 1 / (schedule.batch_groups + 1)
+    if replay.kind != "none" and replay.share < least - 1e-9:
+        raise ConfigError(
+            f"algorithm.replay.share is {replay.share} with schedule.batch_groups {schedule.batch_groups}: that is no whole "
+            f"group; it must be at least {least:.3g}"
+        )
+    if config.algorithm.gate.on_reject != "replace":
+        return
+    if config.algorithm.gate.action != "reject":
+        raise ConfigError(
+            f"algorithm.gate.on_reject is replace with action {config.algorithm.gate.action}, which rejects nothing; set "
+            'action = "reject"'
+        )
+    if schedule.mode == "sync" or schedule.order == "ordinal" or schedule.staleness == "window":
+        raise ConfigError(
+            f"algorithm.gate.on_reject is replace with schedule.mode {schedule.mode}, order {schedule.order} and staleness "
+            f'{schedule.staleness}: no group may train before its turn there; set on_reject = "smaller"'
         )
 
 

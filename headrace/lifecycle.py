@@ -97,6 +97,7 @@ STAGES: tuple[Stage, ...] = (
         batch.BatchPlan,
         (
             batch.BatchSelected,
+            batch.BatchRefilled,
             update.UpdateSkipped,
             update.BatchScored,
             gate.BatchGated,

@@ -1,12 +1,14 @@
 """C2, consumption: each (transcript, use) is in at most one plan, and a plan is what its event and its selection say.
 
+A group that trains again is named apart with its use, which is later than its last, and every row of it says that use.
 Rows stand in the order (ordinal, member, path), never in that of arrival. Without access to rows only the events' own
 statements are compared.
 """
 
 from headrace.checkers.law import Bounds, Violation
-from headrace.records.batch import BatchPlan, BatchPlanned, BatchSelected
+from headrace.records.batch import BatchPlan, BatchPlanned, BatchRefilled, BatchSelected
 from headrace.records.events import Event
+from headrace.records.experience import ReplayedGroup
 from headrace.records.ids import Address, GroupId
 from headrace.records.provenance import Read, read_record
 
@@ -23,14 +25,21 @@ class Consumption:
         self._bounds = bounds
         self._read = read
         self._selected: dict[int, frozenset[GroupId]] = {}
+        self._replayed: dict[int, frozenset[ReplayedGroup]] = {}
+        self._uses: dict[GroupId, int] = {}
         self._last_update = 0
         self._used: dict[tuple[Address, int, int], int] = {}
 
     def observe(self, event: Event) -> list[Violation]:
         match event.payload:
-            case BatchSelected(update=update, groups=groups):
-                self._selected[update] = frozenset(groups)
-                problems = [] if len(set(groups)) == len(groups) else [f"update {update} selects a group twice"]
+            case BatchSelected(update=update, groups=groups, replayed=replayed):
+                everyone = [*groups, *(item.group for item in replayed)]
+                self._selected[update], self._replayed[update] = frozenset(groups), frozenset(replayed)
+                problems = [] if len(set(everyone)) == len(everyone) else [f"update {update} selects a group twice"]
+            case BatchRefilled(update=update, groups=groups):
+                before = self._selected.get(update, frozenset())
+                self._selected[update] = before.union(groups)
+                problems = [f"update {update} selects {group} twice" for group in groups if group in before]
             case BatchPlanned():
                 problems = self._plan(event.payload)
             case _:
@@ -48,8 +57,27 @@ class Consumption:
         elif not selected.issuperset(planned.groups):
             extra = ", ".join(str(group) for group in planned.groups if group not in selected)
             problems.append(f"update {planned.update} plans {extra}, which it did not select")
+        problems += self._again(planned)
         if self._read is not None:
             problems += self._rows(planned, read_record(self._read, planned.plan, BatchPlan))
+        return problems
+
+    def _again(self, planned: BatchPlanned) -> list[str]:
+        """Groups that train again were selected for it, and each use is later than the one before."""
+        selected = self._replayed.pop(planned.update, frozenset())
+        problems = [
+            f"update {planned.update} replays {item.group} for the {item.use}-th time, which it did not select"
+            for item in planned.replayed
+            if item not in selected
+        ]
+        for item in planned.replayed:
+            last = self._uses.get(item.group, 0)
+            if item.use <= last:
+                problems.append(
+                    f"update {planned.update} replays {item.group} for the {item.use}-th time; it had {last} uses"
+                )
+            self._uses[item.group] = max(item.use, last)
+        self._uses.update(dict.fromkeys(planned.groups, 1))
         return problems
 
     def _rows(self, planned: BatchPlanned, plan: BatchPlan) -> list[str]:
@@ -59,7 +87,8 @@ class Consumption:
                 f"the plan is of update {plan.update} with {len(plan.rows)} rows; "
                 f"its event says update {planned.update} with {planned.rows}"
             )
-        strangers = {row.group for row in plan.rows} - set(planned.groups)
+        uses = dict.fromkeys(planned.groups, 1) | {item.group: item.use for item in planned.replayed}
+        strangers = {row.group for row in plan.rows} - uses.keys()
         if strangers:
             problems.append(f"the plan trains {min(strangers)}, which its event does not name")
         order = [(row.group, row.member, row.path) for row in plan.rows]
@@ -69,6 +98,10 @@ class Consumption:
             if not 1 <= row.use <= self._bounds.max_uses:
                 problems.append(
                     f"{row.group}.{row.member} is used for the {row.use}-th time; the bound is {self._bounds.max_uses}"
+                )
+            if row.use != uses.get(row.group, row.use):
+                problems.append(
+                    f"{row.group}.{row.member} is planned for the {row.use}-th time; its event says {uses[row.group]}"
                 )
             earlier = self._used.setdefault((row.transcript, row.path, row.use), plan.update)
             if earlier != plan.update or order.count((row.group, row.member, row.path)) > 1:

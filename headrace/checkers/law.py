@@ -43,6 +43,7 @@ class Bounds(msgspec.Struct, frozen=True):
         group_size: members of a group.
         max_lag: largest lag of a trained token, where the staleness policy enforces one.
         max_uses: largest number of plans that a transcript may be in.
+        max_replay_lag: largest lag of a token that trains again.
         reward_rule: how score components become a reward.
         is_shared: whether engine and trainer take turns on the same devices.
     """
@@ -52,6 +53,7 @@ class Bounds(msgspec.Struct, frozen=True):
     group_size: int | None = None
     max_lag: int | None = None
     max_uses: int = 1
+    max_replay_lag: int | None = None
     reward_rule: RewardRule | None = None
     is_shared: bool = False
 
@@ -92,12 +94,14 @@ def lost_records(events: Iterable[Event]) -> frozenset[Address]:
 
 def bounds_of(config: Config) -> Bounds:
     """What a run under the configuration promises."""
-    schedule = config.schedule
+    schedule, replay = config.schedule, config.algorithm.replay
     return Bounds(
         credit_batches=schedule.most_credit_batches,
         batch_groups=schedule.batch_groups,
         group_size=schedule.group_size,
         max_lag=None if schedule.staleness == "pace" else schedule.max_lag,
+        max_uses=1 if replay.kind == "none" else replay.uses,
+        max_replay_lag=None if replay.kind == "none" else replay.max_lag,
         reward_rule=RewardRule(config.algorithm.reward_rule),
         is_shared=schedule.mode == "colocate_async",
     )

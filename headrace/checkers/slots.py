@@ -82,8 +82,11 @@ class Slots:
 
     def _lag(self, planned: BatchPlanned) -> list[str]:
         problems: list[str] = []
-        limit = self._bounds.max_lag
-        if limit is not None and planned.oldest_lag > limit:
+        limit, again = self._bounds.max_lag, self._bounds.max_replay_lag
+        oldest_again = max((item.oldest_lag for item in planned.replayed), default=0)
+        if again is not None and oldest_again > again:
+            problems.append(f"update {planned.update} replays a token {oldest_again} updates old; the bound is {again}")
+        if limit is not None and planned.oldest_lag > max(limit, oldest_again):
             problems.append(
                 f"update {planned.update} trains a token {planned.oldest_lag} updates old; the bound is {limit}"
             )
@@ -99,9 +102,10 @@ class Slots:
                 problems.append(
                     f"{row.group}.{row.member} was sampled by version {oldest}, after base {plan.base_version}"
                 )
-            if lag > planned.oldest_lag or (limit is not None and lag > limit):
+            bound = limit if row.use == 1 else again
+            if lag > planned.oldest_lag or (bound is not None and lag > bound):
                 problems.append(
                     f"{row.group}.{row.member} holds a token {lag} updates old; the plan states {planned.oldest_lag}, "
-                    f"the bound is {limit}"
+                    f"the bound is {bound}"
                 )
         return problems

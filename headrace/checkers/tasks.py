@@ -8,7 +8,7 @@ are open until then, so a crash before the commit loses none. Evaluation takes n
 from collections import Counter
 
 from headrace.checkers.law import Violation
-from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.batch import BatchPlanned, BatchRefilled, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
 from headrace.records.events import Event, OrdinalState, rejected_state
 from headrace.records.ids import GroupId, PolicyRef, Purpose
 from headrace.records.task import SourceExhausted, TaskDrawn
@@ -58,7 +58,7 @@ class TaskConservation:
         return {state: self._counts[state] for state in OrdinalState}
 
     def observe(self, event: Event) -> list[Violation]:
-        problems = [*self._draw(event), *self._mention(event)]
+        problems = [*self._draw(event), *self._mention(event), *self._again(event)]
         for group in self._bumps.consumed(event):
             problems += self._end(group, OrdinalState.TRAINED)
         if isinstance(event.payload, GroupRejected):
@@ -101,7 +101,7 @@ class TaskConservation:
                 groups: tuple[GroupId, ...] = (GroupId.parse(event.key),)
             case GroupClosed() if GroupId.parse(event.key).purpose == Purpose.TRAIN.value:
                 groups = (GroupId.parse(event.key),)
-            case BatchSelected(groups=selected) | BatchPlanned(groups=selected):
+            case BatchSelected(groups=selected) | BatchRefilled(groups=selected) | BatchPlanned(groups=selected):
                 groups = selected
             case _:
                 return []
@@ -109,6 +109,19 @@ class TaskConservation:
             f"{event.kind} names {group}, which is {self._state_name(group)}"
             for group in groups
             if group.purpose != Purpose.TRAIN.value or group.ordinal not in self._open
+        ]
+
+    def _again(self, event: Event) -> list[str]:
+        """Only a trained group may train again; it stays trained, and is counted once."""
+        match event.payload:
+            case BatchSelected(replayed=replayed) | BatchPlanned(replayed=replayed):
+                groups = [item.group for item in replayed]
+            case _:
+                return []
+        return [
+            f"{event.kind} replays {group}, which is {self._state_name(group)}"
+            for group in groups
+            if group.purpose != Purpose.TRAIN.value or self._states.get(group.ordinal) is not OrdinalState.TRAINED
         ]
 
     def _reject(self, key: str, state: str) -> list[str]:

@@ -11,7 +11,7 @@ outstanding groups <= (most_credit_batches + 1) * batch_groups at every instant.
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -77,6 +77,7 @@ class Collector:
         temperature: sampling temperature of training episodes.
 
     Attributes:
+        group_size: the same.
         max_outstanding: the same bound.
         frontier: states of drawn ordinals.
     """
@@ -93,7 +94,7 @@ class Collector:
         self._runner = runner
         self._recorder = context.recorder
         self._context = context
-        self._group_size = group_size
+        self.group_size = group_size
         self.max_outstanding = max_outstanding
         self._sampling = Sampling(temperature)
         self._open: dict[int, Group] = {}
@@ -107,11 +108,6 @@ class Collector:
     def outstanding(self) -> int:
         """Groups that hold a slot."""
         return len(self._open)
-
-    @property
-    def trained(self) -> int:
-        """Groups consumed by finished updates."""
-        return self.frontier.count(OrdinalState.TRAINED)
 
     def admit(self, task: Task, requeued_from: GroupId | None = None) -> None:
         """Opens a group for a drawn task and starts its members."""
@@ -150,18 +146,28 @@ class Collector:
             if (damage := self._damage(known)) is not None:
                 self._quarantine(group, damage, past)
                 reopened += [] if past.is_exhausted else [(task, group.id)]
-        for known in (past.groups[ordinal] for ordinal in past.closing if ordinal in self._open):
-            assert known.closed is not None
-            group, group.closed_s = self._open[known.id.ordinal], known.closed_ns / 1e9
-            attempts = [known.attempts[m.episode.member][m.episode.attempt] for m in known.closed.members]
-            group.outcomes = tuple(self._runner.recall(attempt) for attempt in attempts)
-            self._finish(group)
+        for ordinal in (ordinal for ordinal in past.closing if ordinal in self._open):
+            self._close(self._open[ordinal], past.groups[ordinal])
+            self._finish(self._open[ordinal])
         for known in (group for group in running if group.id.ordinal in self._open):
             group = self._open[known.id.ordinal]
             self._tasks[known.id.ordinal] = self._context.spawn(
                 self._run_group(group, known.attempts), f"group/{known.id}"
             )
         return reopened
+
+    def recall_trained(self, known: GroupPast) -> tuple[Group, str | None]:
+        """A group that trained, as it was, and what is wrong with its stored work; it holds no slot."""
+        task = msgspec.msgpack.decode(self._recorder.read(known.task), type=Task)
+        group = Group(known.id, task, known.task, known.version, known.admitted_ns / 1e9)
+        if (damage := self._damage(known)) is None:
+            self._close(group, known)
+        return group, damage
+
+    def _close(self, group: Group, known: GroupPast) -> None:
+        assert known.closed is not None
+        attempts = [known.attempts[m.episode.member][m.episode.attempt] for m in known.closed.members]
+        group.closed_s, group.outcomes = known.closed_ns / 1e9, tuple(self._runner.recall(item) for item in attempts)
 
     def _damage(self, known: GroupPast) -> str | None:
         """What is wrong with the stored transcripts and verdicts of a group, if anything is."""
@@ -202,11 +208,11 @@ class Collector:
         """The open group of an ordinal."""
         return self._open[ordinal]
 
-    def consume(self, ordinals: tuple[int, ...]) -> None:
+    def consume(self, groups: Sequence[Group]) -> None:
         """Gives back the slots of groups that an update consumed; called at its version bump."""
-        for ordinal in ordinals:
-            self.frontier.close(ordinal, OrdinalState.TRAINED)
-            del self._open[ordinal]
+        for group in groups:
+            self.frontier.close(group.id.ordinal, OrdinalState.TRAINED)
+            del self._open[group.id.ordinal]
         self._abandoned_in_a_row = 0
         self._context.changed.notify()
 
@@ -263,7 +269,7 @@ class Collector:
             self.reject(group, OrdinalState.ABANDONED, reason)
 
     def _record_admission(self, group: Group, cause: int) -> None:
-        admitted = GroupAdmitted(self._group_size, group.admitted_version, self.outstanding)
+        admitted = GroupAdmitted(self.group_size, group.admitted_version, self.outstanding)
         self._recorder.record(admitted, key=str(group.id), cause=cause)
 
     async def _run_group(self, group: Group, past: Mapping[int, Mapping[int, AttemptPast]] = NO_PAST) -> None:
@@ -277,8 +283,8 @@ class Collector:
     def _finish(self, group: Group) -> None:
         """A closed group is ready, unless too few of its members have a reward."""
         scored = sum(outcome.result.reward is not None for outcome in group.outcomes)
-        if scored < min(_LEAST_SCORED, self._group_size):
-            reason = f"unscored: {scored} of {self._group_size} members have a reward"
+        if scored < min(_LEAST_SCORED, self.group_size):
+            reason = f"unscored: {scored} of {self.group_size} members have a reward"
             self.reject(group, OrdinalState.ABANDONED, reason)
             return
         group.ready_rank = self._num_ready
@@ -288,7 +294,7 @@ class Collector:
     async def _run_members(self, group: Group, past: Mapping[int, Mapping[int, AttemptPast]]) -> list[MemberOutcome]:
         specs = [
             MemberSpec(group.id, member, group.task, group.task_address, self._sampling, None, past.get(member, {}))
-            for member in range(self._group_size)
+            for member in range(self.group_size)
         ]
         if self._runner.is_group_scoped:
             sealed = await asyncio.gather(*(self._runner.roll(spec) for spec in specs))

@@ -25,6 +25,7 @@ from headrace.control.recorder import Observer, Recorder, WorkerClock, sealed_ro
 from headrace.control.recovery import RunPast, recover
 from headrace.control.resuming import check_same_run, restore_trainer
 from headrace.control.sealing import Sealer
+from headrace.control.selecting import SelectionRules
 from headrace.control.sharing import SharedDevices
 from headrace.control.signal import Changed
 from headrace.control.source import SourceLoop
@@ -42,6 +43,7 @@ from headrace.scheduling.admission import Admission
 from headrace.scheduling.breaker import BreakerRule
 from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.quotas import Quotas
+from headrace.scheduling.replay import ReplayRule
 from headrace.scheduling.retention import Retention
 from headrace.scheduling.retry import RetryRule
 from headrace.scheduling.staleness import StalenessRule
@@ -140,7 +142,7 @@ class Orchestrator:
             HeadraceError: the first failure that stopped the run, already recorded in `RunEnded`.
         """
         journal, ports = self._ports.journal, self._ports
-        past = recover(journal.events())
+        past = recover(journal.events(), keeps_trained=self._config.algorithm.replay.kind != "none")
         check_same_run(
             past, self._config, journal.read, versions=_content_versions(ports), initial=self._facts.initial.weights
         )
@@ -228,7 +230,7 @@ class _Loops:
             max_outstanding=schedule.max_outstanding,
             temperature=schedule.temperature,
         )
-        admission = Admission(config.run.updates * schedule.batch_groups)
+        admission = Admission(config.run.updates, schedule.batch_groups)
         self._source = SourceLoop(ports.tasks, self._collector, context, admission, is_held=breakers.hold_reason)
         self._source.limit(capacity.max_outstanding)
         self._publisher = Publisher(
@@ -409,9 +411,12 @@ def _update_settings(config: Config) -> UpdateSettings:
         seed=config.run.seed,
         policy_id=PolicyId(config.policy.policy_id),
         algorithm=config.algorithm,
-        order=BatchOrder(schedule.order, schedule.batch_groups, max_lag, overtaking),
-        staleness=StalenessRule(schedule.staleness, schedule.max_lag),
-        quotas=Quotas(schedule.quotas),
+        rules=SelectionRules(
+            BatchOrder(schedule.order, schedule.batch_groups, max_lag, overtaking),
+            StalenessRule(schedule.staleness, schedule.max_lag),
+            Quotas(schedule.quotas),
+            ReplayRule(config.algorithm.replay, schedule.batch_groups),
+        ),
         timeout_s=config.timeouts.update_s,
     )
 

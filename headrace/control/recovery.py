@@ -14,6 +14,7 @@ from headrace.control.frontier import DataFrontier
 from headrace.records.action import ActionCommitted, ActionIntended
 from headrace.records.batch import (
     BatchPlanned,
+    BatchRefilled,
     BatchSelected,
     CapacityDecided,
     GroupAdmitted,
@@ -24,6 +25,7 @@ from headrace.records.checkpoint import CheckpointWritten, GuardState, RecordQua
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.events import Event, OrdinalState, Payload, kind_of, rejected_state
 from headrace.records.execution import EpisodeClaimed
+from headrace.records.experience import ReplayedGroup
 from headrace.records.gate import BatchGated
 from headrace.records.ids import ActionId, Address, EpisodeId, GroupId, LeaseToken, Purpose
 from headrace.records.observation import ActionObserved
@@ -47,6 +49,7 @@ from headrace.records.weighing import StrataWeighed
 
 _RECORDED = (
     BatchSelected,
+    BatchRefilled,
     BatchScored,
     BatchGated,
     StrataWeighed,
@@ -118,6 +121,7 @@ class GroupPast:
         closed: its members' last states; None while it runs.
         closed_ns: when they were reached.
         closings: how often it was closed; it opens again when a member of it becomes void.
+        uses: plans of committed versions that it was in.
     """
 
     id: GroupId
@@ -129,6 +133,7 @@ class GroupPast:
     closed: GroupClosed | None = None
     closed_ns: int = 0
     closings: int = 0
+    uses: int = 0
 
     def running(self) -> Iterator[AttemptPast]:
         """Attempts that were in flight."""
@@ -144,13 +149,17 @@ class UpdatePast:
 
     Attributes:
         update: its number.
-        groups: selected ones, in batch order.
+        groups: selected ones, in batch order; then those that took the places of rejected samples.
+        replayed: groups that trained before and fill up the batch.
+        is_refilled: whether rejected samples were replaced.
         plan: address of the durable plan, if there is one.
         result: what the trainer made of it, if it came so far.
     """
 
     update: int
     groups: tuple[GroupId, ...]
+    replayed: tuple[ReplayedGroup, ...] = ()
+    is_refilled: bool = False
     plan: Address | None = None
     result: UpdateResult | None = None
 
@@ -199,7 +208,8 @@ class RunPast:
         credit_batches: the credit that the run came to; None where it is fixed.
         is_exhausted: whether the source had no further task.
         groups: open ones, by ordinal.
-        closing: of those, closed ones in the order in which they closed.
+        trained: those that trained and may train again, by ordinal; none where nothing is replayed.
+        closing: of the open ones, closed ones in the order in which they closed.
         plans: the update's number to the address of its plan, for every committed version.
         update: the one under way.
         updates: number of the newest completed update.
@@ -223,6 +233,7 @@ class RunPast:
     credit_batches: float | None = None
     is_exhausted: bool = False
     groups: dict[int, GroupPast] = dataclasses.field(default_factory=dict[int, GroupPast])
+    trained: dict[int, GroupPast] = dataclasses.field(default_factory=dict[int, GroupPast])
     closing: list[int] = dataclasses.field(default_factory=list[int])
     plans: dict[int, Address] = dataclasses.field(default_factory=dict[int, Address])
     update: UpdatePast | None = None
@@ -254,9 +265,9 @@ class RunPast:
         return [item for item in self.rounds if not item.is_complete]
 
 
-def recover(events: Iterable[Event]) -> RunPast:
-    """Where the run stands after its events."""
-    fold = RunFold()
+def recover(events: Iterable[Event], *, keeps_trained: bool = False) -> RunPast:
+    """Where the run stands after its events; with the groups that trained, where some may train again."""
+    fold = RunFold(keeps_trained)
     for event in events:
         fold.observe(event)
     return fold.past
@@ -265,12 +276,16 @@ def recover(events: Iterable[Event]) -> RunPast:
 class RunFold:
     """Where the run stands, event by event.
 
+    Args:
+        keeps_trained: whether groups that trained are kept.
+
     Attributes:
         past: after the events so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_trained: bool = False) -> None:
         self.past = RunPast()
+        self._keeps_trained = keeps_trained
         self._bumps = Bumps()
         self._attempts: dict[Address, AttemptPast] = {}
         self._weighed: StrataWeighed | None = None
@@ -297,8 +312,29 @@ class RunFold:
                 past.started, past.ended = payload, None
             case RunEnded():
                 past.ended = payload
-            case BatchSelected(update=update, groups=groups):
-                past.update = UpdatePast(update, groups)
+            case WeightsCommitted(policy=policy, weights=weights):
+                past.weights[policy.version] = weights
+                for item in past.update.replayed if past.update is not None else ():
+                    if item.group.ordinal in past.trained:
+                        past.trained[item.group.ordinal].uses = item.use
+                past.update = None
+            case CheckpointWritten():
+                past.checkpoints.append(payload)
+                past.guard = payload.guard or past.guard
+            case EvaluationStarted() | EvaluationCompleted():
+                self._round(event, payload)
+            case _:
+                self._update(payload)
+
+    def _update(self, payload: Payload) -> None:
+        past = self.past
+        match payload:
+            case BatchSelected(update=update, groups=groups, replayed=replayed, retired=retired):
+                past.update = UpdatePast(update, groups, replayed)
+                for item in retired:
+                    past.trained.pop(item.group.ordinal, None)
+            case BatchRefilled(groups=groups) if past.update is not None:
+                past.update.groups, past.update.is_refilled = (*past.update.groups, *groups), True
             case BatchPlanned(update=update, plan=plan) if past.update is not None:
                 past.update.plan = plan
                 past.plans[update] = plan
@@ -307,14 +343,6 @@ class RunFold:
                 past.update.result, past.updates = result, result.update
                 if past.guard.first_entropy is None:
                     past.guard = GuardState(result.metrics.get("entropy"))
-            case WeightsCommitted(policy=policy, weights=weights):
-                past.weights[policy.version] = weights
-                past.update = None
-            case CheckpointWritten():
-                past.checkpoints.append(payload)
-                past.guard = payload.guard or past.guard
-            case EvaluationStarted() | EvaluationCompleted():
-                self._round(event, payload)
             case _:
                 pass
 
@@ -366,6 +394,8 @@ class RunFold:
         past = self.past
         past.frontier.close(ordinal, state)
         group = past.groups.pop(ordinal)
+        if state is OrdinalState.TRAINED and self._keeps_trained:
+            past.trained[ordinal], group.uses = group, 1
         if ordinal in past.closing:
             past.closing.remove(ordinal)
         self._forget(group.attempts)

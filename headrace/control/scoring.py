@@ -29,6 +29,7 @@ def batch_scored(
     for score in found:
         by_stratum.setdefault(difficulties[score.transcript], []).append(score)
     whole = signal_figures(found)
+    again = [by_row[row.transcript, row.path] for row in rows if row.use > 1]
     return BatchScored(
         update=update,
         rows=whole.rows,
@@ -39,6 +40,7 @@ def batch_scored(
         kl=whole.kl_k1,
         figures=whole,
         strata=tuple(StratumScored(name, signal_figures(part)) for name, part in sorted(by_stratum.items())),
+        replayed=signal_figures(again) if again else None,
     )
 
 

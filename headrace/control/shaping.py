@@ -16,11 +16,12 @@ from headrace.config import AlgorithmSection
 from headrace.control.collecting import Group
 from headrace.control.member import MemberOutcome
 from headrace.records.batch import BatchRow, MembersRemoved
-from headrace.records.ids import Address
+from headrace.records.ids import Address, GroupId
 from headrace.records.learning import Filters
 from headrace.records.update import RowScore
 
 Rewards = list[list[float | None]]
+FIRST: Mapping[GroupId, int] = {}
 OVERLONG_MASK, OVERLONG_SHAPE, GATE = "overlong_mask", "overlong_shape", "statistical_gate"
 
 
@@ -30,11 +31,15 @@ class BatchShaper:
     Args:
         groups: in batch order.
         algorithm: the learning signal.
+        uses: which use it is of groups that trained before.
     """
 
-    def __init__(self, groups: Sequence[Group], algorithm: AlgorithmSection) -> None:
+    def __init__(
+        self, groups: Sequence[Group], algorithm: AlgorithmSection, uses: Mapping[GroupId, int] = FIRST
+    ) -> None:
         self._groups = tuple(groups)
         self._algorithm = algorithm
+        self._uses = uses
         self._removed: Counter[tuple[str, str]] = Counter()
         self._rewards: Rewards = [
             [self._shaped(outcome, group) for outcome in group.outcomes] for group in self._groups
@@ -55,9 +60,15 @@ class BatchShaper:
             if outcome.result.transcript is not None
         }
 
+    def extended(self, groups: Sequence[Group]) -> "BatchShaper":
+        """The same batch with more groups."""
+        everyone = sorted([*self._groups, *groups], key=lambda group: group.id)
+        return BatchShaper(everyone, self._algorithm, self._uses)
+
     def mean_reward(self) -> float:
-        """Mean over members with a reward, as the grader gave it; 0 when no member has one."""
-        given = [o.result.reward for group in self._groups for o in group.outcomes if o.result.reward is not None]
+        """Mean over members with a reward that train for the first time, as the grader gave it; 0 when there is none."""
+        first = [outcome for group in self._groups if group.id not in self._uses for outcome in group.outcomes]
+        given = [outcome.result.reward for outcome in first if outcome.result.reward is not None]
         return sum(given) / len(given) if given else 0.0
 
     def rows(self) -> tuple[BatchRow, ...]:
@@ -131,11 +142,11 @@ class BatchShaper:
         return tuple(
             row
             for group, of_rewards, of_advantages in zip(self._groups, rewards, advantages, strict=True)
-            for row in _rows_of(group, of_rewards, of_advantages)
+            for row in _rows_of(group, of_rewards, of_advantages, self._uses.get(group.id, 1))
         )
 
 
-def _rows_of(group: Group, rewards: list[float | None], advantages: list[float | None]) -> list[BatchRow]:
+def _rows_of(group: Group, rewards: list[float | None], advantages: list[float | None], use: int) -> list[BatchRow]:
     rows: list[BatchRow] = []
     for member, outcome in enumerate(group.outcomes):
         reward, advantage, transcript = outcome.result.reward, advantages[member], outcome.result.transcript
@@ -146,7 +157,7 @@ def _rows_of(group: Group, rewards: list[float | None], advantages: list[float |
             path=0,
             group=group.id,
             member=member,
-            use=1,
+            use=use,
             reward=reward,
             advantage=advantage,
             weight=1.0,

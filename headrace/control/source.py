@@ -46,8 +46,8 @@ class SourceLoop:
 
     def hold_reason(self) -> str | None:
         """Why nothing is admitted at present."""
-        collector = self._collector
-        state = AdmissionState(collector.outstanding, self._max_outstanding, collector.trained, self.is_exhausted)
+        version, outstanding = self._context.versions.current, self._collector.outstanding
+        state = AdmissionState(outstanding, self._max_outstanding, version, self.is_exhausted)
         return self._admission.hold_reason(state) or self._is_held()
 
     def limit(self, max_outstanding: int) -> None:

@@ -1,50 +1,41 @@
-"""The update loop: takes ready groups, plans, trains, publishes.
+"""The update loop: takes batches, plans, trains, publishes.
 
 Invariant: the plan is durable before the first gradient; a batch is laid out by (ordinal, member, path), never by arrival;
 slots come back at the version bump or with a recorded rejection. A batch without any row makes no plan, no gradient and no
 version: its groups leave with a record, and the same update is tried again. An update that the guard stops is never served.
 
-* consumes: ready groups.
-* waits for: enough of them, its turn on shared devices, the trainer, publication.
-* unblocked by: a group becoming ready, or the source running dry.
-* produces: `UpdateSkipped`, or `BatchSelected`, `BatchScored`, `BatchGated`, `BatchPlanned`, `UpdateCompleted`, and a new
-  version or `TrainingPaused`.
+* consumes: batches.
+* waits for: the next one, its turn on shared devices, the trainer, publication.
+* unblocked by: a batch that is full, or that none can come any more.
+* produces: `BatchSelected`, `BatchPlanned`, `UpdateCompleted`, and a new version or `TrainingPaused`.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from headrace.config import AlgorithmSection
 from headrace.control.checkpointing import Checkpointer
-from headrace.control.collecting import Collector, Group
+from headrace.control.collecting import Collector
 from headrace.control.context import RunContext
-from headrace.control.gating import StatisticalGate
 from headrace.control.guarding import Alarm, CollapseGuard
+from headrace.control.judging import BatchJudge
 from headrace.control.publishing import Publisher
 from headrace.control.recorder import sealed_row
 from headrace.control.recovery import RunPast, UpdatePast
-from headrace.control.scoring import batch_scored, stratum_updates
-from headrace.control.shaping import BatchShaper, filter_reason
+from headrace.control.scoring import stratum_updates
+from headrace.control.selecting import Batch, BatchSelector, SelectionRules
 from headrace.control.sharing import SharedDevices
 from headrace.control.source import SourceLoop
-from headrace.control.weighing import weighed_rows
-from headrace.errors import HeadraceError, InvariantViolated
+from headrace.errors import InvariantViolated
 from headrace.ports import Trainer
-from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow, BatchSelected
-from headrace.records.events import OrdinalState
-from headrace.records.ids import Address, GroupId, PolicyId
+from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow
+from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.streams import stream_key_bytes
-from headrace.records.update import RowScore, TrainingPaused, UpdateCompleted, UpdateResult, UpdateSkipped
-from headrace.scheduling.ordering import BatchOrder
-from headrace.scheduling.quotas import Quotas
-from headrace.scheduling.staleness import StalenessRule
-
-_MOST_REJECTED_BATCHES = 64
-"""Batches' worth of groups that rules may reject between two updates."""
+from headrace.records.update import TrainingPaused, UpdateCompleted, UpdateResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +47,7 @@ class UpdateSettings:
         seed: root of every stream.
         policy_id: which policy.
         algorithm: the learning signal.
-        order: which ready groups come first.
-        staleness: which may not train.
-        quotas: places of a batch that strata hold.
+        rules: which groups make a batch.
         timeout_s: deadline of scoring and of an update.
     """
 
@@ -66,9 +55,7 @@ class UpdateSettings:
     seed: int
     policy_id: PolicyId
     algorithm: AlgorithmSection
-    order: BatchOrder
-    staleness: StalenessRule
-    quotas: Quotas
+    rules: SelectionRules
     timeout_s: float
 
     @property
@@ -93,7 +80,6 @@ class UpdateLoop:
         settings: UpdateSettings,
     ) -> None:
         self._collector = collector
-        self._source = source
         self._trainer = trainer
         self._publisher = publisher
         self._checkpointer = checkpointer
@@ -103,13 +89,17 @@ class UpdateLoop:
         self._versions = context.versions
         self._settings = settings
         self._guard = CollapseGuard(settings.algorithm.guard)
-        self._gate = StatisticalGate(settings.algorithm.gate)
-        self._rejected_in_a_row = 0
+        algorithm = settings.algorithm
+        self._selector = BatchSelector(collector, source, context, algorithm=algorithm, rules=settings.rules)
+        self._judge = BatchJudge(
+            collector, self._selector, trainer, context, algorithm=algorithm, timeout_s=settings.timeout_s
+        )
         self._past: UpdatePast | None = None
 
     def restore(self, past: RunPast) -> None:
         """Goes on with the update that the run's earlier processes left without a version."""
         self._past = past.update
+        self._selector.restore(past)
         self._guard.recall(past.guard)
 
     async def run(self, on_version: Callable[[int], None]) -> str:
@@ -119,11 +109,11 @@ class UpdateLoop:
             on_version: called with each new version once its groups gave their slots back.
         """
         for update in range(self._versions.current + 1, self._settings.updates + 1):
-            shaper, groups = self._batch_again() or await self._next_batch(update)
-            if not groups:
+            batch = self._selector.again(self._past) if self._past else await self._selector.next_batch(update)
+            if batch is None:
                 return "exhausted"
             async with contextlib.nullcontext() if self._devices is None else self._devices.training(update):
-                alarm = await self._update(update, groups, shaper)
+                alarm = await self._update(update, batch)
                 if alarm is None:
                     on_version(self._versions.current)
                     self._checkpointer.begin(update, self._collector.frontier, self._guard.state)
@@ -134,100 +124,20 @@ class UpdateLoop:
         await self._checkpointer.settle()
         return "completed"
 
-    def _batch_again(self) -> tuple[BatchShaper, list[Group]] | None:
-        """The batch that was selected already, if there is one."""
-        if self._past is None:
-            return None
-        open_ordinals = self._collector.frontier.open
-        left = [group.ordinal for group in self._past.groups if group.ordinal in open_ordinals]
-        groups = [self._collector.group(ordinal) for ordinal in left]
-        return BatchShaper(groups, self._settings.algorithm), groups
-
-    async def _next_batch(self, update: int) -> tuple[BatchShaper, list[Group]]:
-        """A batch with at least one row; without groups when none can come any more."""
-        while True:
-            groups = await self._take()
-            shaper = BatchShaper(groups, self._settings.algorithm)
-            if not groups or shaper.rows():
-                return shaper, groups
-            reason = f"no row: none of {len(groups)} groups has a member with a reward and an advantage"
-            self._recorder.record(UpdateSkipped(update, reason), key=f"{update}/{groups[0].id}")
-            for group in groups:
-                self._reject(group, "no member with a reward and an advantage")
-
-    async def _take(self) -> list[Group]:
-        """The next batch, by ordinal; empty when none can come any more."""
-        chosen: list[Group] = []
-
-        def can_go_on() -> bool:
-            chosen[:] = self._choose()
-            return bool(chosen) or (self._source.is_exhausted and self._collector.outstanding == 0)
-
-        await self._context.changed.wait_until(can_go_on)
-        return chosen
-
-    def _choose(self) -> list[Group]:
-        """A full batch of groups that may train now, or nothing; stale ones leave with a record."""
-        version, staleness = self._versions.current, self._settings.staleness
-        if staleness.cancels:
-            self._cancel_stale(version)
-        ready = self._collector.ready()
-        num_ready = len(ready)
-        for group in ready:
-            stale = staleness.drop_reason(group.lag(version))
-            reason = stale or filter_reason(group, self._settings.algorithm.filters)
-            if reason is not None:
-                num_ready -= 1
-                self._reject(group, reason, is_requeued=stale is not None and staleness.requeues)
-        order, is_last = self._settings.order, self._source.is_exhausted
-        if num_ready < max(1, order.size(self._collector.outstanding, is_last)):
-            return []  # asked at every change, so an answer that is plain costs no look at every open group
-        groups, strata = self._collector.open_groups(), self._collector.difficulties()
-        ordinals = self._settings.quotas.choose(order, groups, strata, version, is_last=is_last)
-        return [self._collector.group(ordinal) for ordinal in ordinals or ()]
-
-    def _cancel_stale(self, version: int) -> None:
-        for group in self._collector.running():
-            reason = self._settings.staleness.cancel_reason(group.as_open().version, version)
-            if reason is not None:
-                self._collector.cancel(group, reason)
-                self._count_rejection(reason)
-
-    def _reject(self, group: Group, reason: str, *, is_requeued: bool = False) -> None:
-        """Removes a group by a rule on its data; an exhausted source takes no task back."""
-        is_requeued = is_requeued and not self._source.is_exhausted
-        self._collector.reject(group, OrdinalState.FILTERED, reason, is_requeued=is_requeued)
-        if is_requeued:
-            self._source.draw_again(group.task, group.id)
-        self._count_rejection(reason)
-
-    def _count_rejection(self, reason: str) -> None:
-        """Raises HeadraceError when nothing else happens any more."""
-        self._rejected_in_a_row += 1
-        if self._rejected_in_a_row > _MOST_REJECTED_BATCHES * self._settings.order.batch_groups:
-            raise HeadraceError(
-                f"{self._rejected_in_a_row} groups in a row were filtered, the last for {reason!r}; the run makes no "
-                "progress, look at the rewards of its groups"
-            )
-
-    async def _update(self, update: int, groups: list[Group], shaper: BatchShaper) -> Alarm | None:
+    async def _update(self, update: int, batch: Batch) -> Alarm | None:
         """The alarm that kept the new version from being served, if any."""
-        recorder, settings = self._recorder, self._settings
+        recorder = self._recorder
         await self._checkpointer.settle()
-        selected = recorder.record(BatchSelected(update, tuple(group.id for group in groups)), key=str(update))
+        selected = recorder.record(batch.selected(update), key=str(update))
         await recorder.durable(selected)
-        base_version, difficulties = self._versions.current, shaper.difficulties
+        base_version = self._versions.current
         self._publisher.clock.enter(f"update {update}")
         try:
-            rows = shaper.rows()
-            scores = await self._trainer.score(rows, base_version, settings.timeout_s)
-            recorder.record(batch_scored(update, rows, scores, difficulties), key=str(update), cause=selected)
-            rows, groups = self._gated(update, groups, shaper, scores=scores, cause=selected)
-            plan = self._plan(update, rows)
-            planned = self._record_plan(plan, groups, shaper, selected)
+            plan = self._plan(update, await self._judge.rows(update, batch, self._past, selected))
+            planned = self._record_plan(plan, batch, selected)
             await recorder.durable(planned)
             result = await self._step(plan)
-            strata = stratum_updates(result.rows, difficulties)
+            strata = stratum_updates(result.rows, batch.shaper.difficulties)
             kept = msgspec.structs.replace(result, rows=())
             completed = recorder.record(UpdateCompleted(kept, strata), key=str(update), cause=planned)
         finally:
@@ -236,48 +146,8 @@ class UpdateLoop:
             raise InvariantViolated(f"update {update} made version {result.version} of {base_version}")
         alarm = await self._publish(result, completed)
         if alarm is None:
-            self._rejected_in_a_row = 0
-            self._collector.consume(tuple(group.id.ordinal for group in groups))
+            self._selector.consume(batch)
         return alarm
-
-    def _gated(
-        self, update: int, groups: list[Group], shaper: BatchShaper, *, scores: Sequence[RowScore], cause: int
-    ) -> tuple[tuple[BatchRow, ...], list[Group]]:
-        """Rows with what the gate left of their weights, and groups that still have one; others leave with a record."""
-        decision = self._gate.judge(scores)
-        rows = shaper.rows_after(scores)
-        if self._past is not None and self._past.plan is not None:
-            return rows, groups  # decided before the plan that is durable
-        if decision.action == "reject":
-            without = {transcript for transcript, _ in decision.factors}
-            kept = shaper.rows_after(scores, without)
-            decision = decision if kept else dataclasses.replace(decision, action="mask")
-            if kept:
-                shaper.count_rejected(without)
-                had = {row.group for row in rows} - {row.group for row in kept}
-                for group in [group for group in groups if group.id in had]:
-                    self._reject(group, f"statistical gate: {decision.breaches[0].figure}")
-                    groups.remove(group)
-                rows = kept
-        if decision.action in ("downweight", "mask"):
-            rows = tuple(
-                msgspec.structs.replace(row, weight=row.weight * decision.factor((row.transcript, row.path)))
-                for row in rows
-            )
-        self._recorder.record(decision.event(update, scores, shaper.difficulties), key=str(update), cause=cause)
-        return self._weighed(update, rows, shaper, {group.id: group.task.difficulty for group in groups}), groups
-
-    def _weighed(
-        self, update: int, rows: tuple[BatchRow, ...], shaper: BatchShaper, difficulties: Mapping[GroupId, str]
-    ) -> tuple[BatchRow, ...]:
-        """Rows weighed by the acceptance of their stratum, where the algorithm says so."""
-        ledger, weights = self._collector.ledger, self._settings.algorithm.stratum_weights
-        ledger.accept(difficulties.values())
-        if weights.kind == "none":
-            return rows
-        weighed = ledger.weigh(update, weights)
-        self._recorder.record(weighed, key=str(update))
-        return weighed_rows(rows, weighed, shaper.difficulties)
 
     async def _step(self, plan: BatchPlan) -> UpdateResult:
         """What came of the plan. One that was durable before is taken as it was planned, and so are weights that it made."""
@@ -317,7 +187,10 @@ class UpdateLoop:
             seed_key=stream_key_bytes(self._settings.seed, "update", update),
         )
 
-    def _record_plan(self, plan: BatchPlan, groups: list[Group], shaper: BatchShaper, cause: int) -> int:
+    def _record_plan(self, plan: BatchPlan, batch: Batch, cause: int) -> int:
+        trained = {row.group for row in plan.rows}
+        replayed = tuple(item for item in batch.choice.replayed if item.group in trained)
+        groups = [*batch.groups, *(group for group in batch.again if group.id in trained)]
         lags = [group.lag(plan.base_version) for group in groups]
         tokens = [sum(outcome.sampled_tokens for outcome in group.outcomes) for group in groups]
         mean_lag = sum(lag.mean * n for lag, n in zip(lags, tokens, strict=True)) / max(1, sum(tokens))
@@ -326,13 +199,14 @@ class UpdateLoop:
             BatchPlanned(
                 update=plan.update,
                 plan=row.address,
-                groups=tuple(group.id for group in groups),
+                groups=tuple(group.id for group in batch.groups),
                 rows=len(plan.rows),
                 oldest_lag=max(lag.oldest for lag in lags),
                 mean_lag=mean_lag,
                 max_span=max(lag.span for lag in lags),
-                mean_reward=shaper.mean_reward(),
-                removed=shaper.removed,
+                mean_reward=batch.shaper.mean_reward(),
+                removed=batch.shaper.removed,
+                replayed=replayed,
             ),
             key=str(plan.update),
             cause=cause,

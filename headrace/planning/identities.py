@@ -9,7 +9,7 @@
 
 import msgspec
 
-from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, GroupRejected
+from headrace.records.batch import BatchPlanned, BatchRefilled, BatchSelected, GroupAdmitted, GroupRejected
 from headrace.records.events import Event
 from headrace.records.segment import TurnGenerated
 from headrace.records.update import WeightsActivated
@@ -81,7 +81,7 @@ class IdentityFold:
                 self._leave(event.key, event.t_ns)
                 self._num_ended += 1
                 self._waiting.discard(event.key)
-            case BatchSelected(groups=groups):
+            case BatchSelected(groups=groups) | BatchRefilled(groups=groups):
                 for group in groups:
                     key = str(group)
                     self._lag_sum += self._version - self._admitted[key][0]

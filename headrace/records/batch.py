@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.errors import IntegrityError
 from headrace.records.arrays import FloatArray, IntArray
+from headrace.records.experience import ReplayedGroup, RetiredGroup
 from headrace.records.ids import Address, EpisodeId, GroupId, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 
@@ -108,9 +109,27 @@ class BatchSelected(msgspec.Struct, frozen=True, tag="batch_selected"):
     Attributes:
         update: number of the update, from 1.
         groups: ordinals in the order of the batch.
+        replayed: groups that trained before and fill up the batch, by ordinal.
+        retired: groups that trained before and are replayed no more, by ordinal.
     """
 
     update: int
+    groups: tuple[GroupId, ...]
+    replayed: tuple[ReplayedGroup, ...] = ()
+    retired: tuple[RetiredGroup, ...] = ()
+
+
+class BatchRefilled(msgspec.Struct, frozen=True, tag="batch_refilled"):
+    """Ready groups took the places of samples that the statistical gate rejected; the batch is judged once more.
+
+    Attributes:
+        update: number of the update.
+        rejected: samples that left.
+        groups: those that came, by ordinal.
+    """
+
+    update: int
+    rejected: int
     groups: tuple[GroupId, ...]
 
 
@@ -184,11 +203,12 @@ class BatchPlanned(msgspec.Struct, frozen=True, tag="batch_planned"):
         plan: address of the plan.
         groups: ordinals that it consumes.
         rows: number of rows.
-        oldest_lag: largest lag of any trained token.
+        oldest_lag: largest lag of any trained token, replayed ones included, as in the next two.
         mean_lag: token-weighted lag.
         max_span: largest version span inside one trajectory.
-        mean_reward: mean over members with a reward, as the grader gave it.
+        mean_reward: mean over members with a reward, as the grader gave it; replayed groups do not count again.
         removed: what filters did to members, by filter and difficulty.
+        replayed: groups that trained before and have a row again, by ordinal.
     """
 
     update: int
@@ -200,6 +220,7 @@ class BatchPlanned(msgspec.Struct, frozen=True, tag="batch_planned"):
     max_span: int
     mean_reward: float
     removed: tuple[MembersRemoved, ...] = ()
+    replayed: tuple[ReplayedGroup, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import msgspec
 from headrace.records.action import ActionCommitted, ActionIntended, EffectClass
 from headrace.records.batch import (
     BatchPlanned,
+    BatchRefilled,
     BatchSelected,
     CapacityDecided,
     GroupAdmitted,
@@ -64,6 +65,7 @@ Payload = (
     | GroupRejected
     | CapacityDecided
     | BatchSelected
+    | BatchRefilled
     | BatchScored
     | BatchGated
     | StrataWeighed

@@ -14,6 +14,8 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         action: what becomes of the fewest rows without which the batch holds its bounds: `pass` only records;
             `downweight` counts a row as much as the furthest one that is kept; `mask` gives it no weight; `reject` takes it
             out of baseline and denominators as well. A batch of which nothing would be left is masked.
+        on_reject: `smaller`: the step runs without the rejected samples; `replace`: for each whole group's worth of them a
+            ready group takes their place, the batch is judged once more, and what that rejects is not replaced again.
         max_p95: 95% quantile of the weights.
         max_p99: 99% quantile.
         max_weight: the largest.
@@ -26,6 +28,7 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """
 
     action: GateAction = "pass"
+    on_reject: Literal["smaller", "replace"] = "smaller"
     max_p95: float = 0.0
     max_p99: float = 20.0
     max_weight: float = 0.0

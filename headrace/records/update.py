@@ -183,6 +183,7 @@ class BatchScored(msgspec.Struct, frozen=True, tag="batch_scored"):
         kl: k1 estimate of KL(behaviour, trainer) per trained token: mean of behavior minus old log-prob.
         figures: all figures of the batch; None when it has no row.
         strata: the same by difficulty, in order of name.
+        replayed: the same over the rows that trained before; None when there is none.
     """
 
     update: int
@@ -194,6 +195,7 @@ class BatchScored(msgspec.Struct, frozen=True, tag="batch_scored"):
     kl: float
     figures: SignalFigures | None = None
     strata: tuple[StratumScored, ...] = ()
+    replayed: SignalFigures | None = None
 
 
 class UpdateSkipped(msgspec.Struct, frozen=True, tag="update_skipped"):

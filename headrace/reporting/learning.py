@@ -58,6 +58,8 @@ def learning(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
             "out: ratio outside the clip range; dual: where the dual clip decides."
         )
         yield from _gate(signal)
+    yield from _weights(report)
+    yield from _replay(report)
     if signal.removed:
         yield Grid(
             ("filter", "difficulty", "members"),
@@ -86,6 +88,50 @@ def _gate(signal: LearningSignal) -> Iterator[str | Grid]:
         ),
         left=2,
     )
+
+
+def _weights(report: RunReport) -> Iterator[str | Grid]:
+    """Weights by acceptance, as they stand after the newest batch."""
+    weighed, config = report.signal.weights, report.facts.config
+    if weighed is None or config is None:
+        return
+    cap = config.algorithm.stratum_weights.cap
+    yield Grid(
+        ("difficulty", "offered", "accepted", "row weight", "cut at the cap"),
+        tuple(
+            (
+                one_line(row.difficulty, 30),
+                f"{row.offered:,}",
+                f"{row.accepted:,}",
+                number(row.weight),
+                "yes" if row.is_capped else "no",
+            )
+            for row in weighed.strata
+        ),
+    )
+    ess = f"ESS {number(weighed.ess_fraction)}, smallest {number(report.signal.smallest_weight_ess)}"
+    yield f"weights by acceptance, update {weighed.update}: cap {number(cap)}; of these weights alone {ess}"
+    if weighed.refused:
+        names = ", ".join(one_line(name, 30) for name in weighed.refused)
+        yield f"No weight was used: of {names} nothing was accepted, and no weight brings back what never trains."
+
+
+def _replay(report: RunReport) -> Iterator[str | Grid]:
+    replay, config = report.signal.replay, report.facts.config
+    if replay is None or config is None:
+        return
+    yield (
+        f"replay {config.algorithm.replay.kind}: {percent(replay.share)} of the rows trained before, in {replay.groups:,} "
+        f"uses of a group, the {replay.largest_use}. use at most; lag mean {number(replay.mean_lag)}, oldest "
+        f"{replay.oldest_lag}; of replayed rows alone smallest ESS {number(replay.smallest_ess)}, largest weight "
+        f"{number(replay.largest_weight)}"
+    )
+    yield (
+        "Replayed rows carry the log-probs recorded when they were sampled and the weight of the corrections above. What "
+        "the old version hardly ever sampled is still hardly ever there, and no weight brings it back."
+    )
+    if replay.retired:
+        yield "replayed no more: " + ", ".join(f"{count:,} ({reason})" for reason, count in replay.retired.items())
 
 
 def _choices(algorithm: AlgorithmSection) -> Iterator[str | Grid]:

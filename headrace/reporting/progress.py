@@ -17,7 +17,7 @@ from rich.text import Text
 
 from headrace.algorithms.intervals import wilson_interval
 from headrace.records.action import ActionCommitted, ActionIntended
-from headrace.records.batch import BatchPlanned, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.batch import BatchPlanned, BatchRefilled, BatchSelected, GroupAdmitted, GroupClosed, GroupRejected
 from headrace.records.checkpoint import RunResumed
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.events import Event
@@ -116,6 +116,7 @@ class Progress:
             GroupClosed: self._on_closed,
             GroupRejected: self._on_rejected,
             BatchSelected: self._on_selected,
+            BatchRefilled: self._on_refilled,
             BatchScored: self._on_scored,
             BatchPlanned: self._on_planned,
             UpdateCompleted: self._on_completed,
@@ -227,11 +228,17 @@ class Progress:
         self._state.selected = tuple(str(group) for group in selected.groups)
         self._state.ready.difference_update(self._state.selected)
 
+    def _on_refilled(self, event: Event, refilled: BatchRefilled) -> None:
+        came = tuple(str(group) for group in refilled.groups)
+        self._state.selected += came
+        self._state.ready.difference_update(came)
+
     def _on_scored(self, event: Event, scored: BatchScored) -> None:
         self._state.mismatch = scored.mismatch
 
     def _on_planned(self, event: Event, planned: BatchPlanned) -> None:
         state = self._state
+        state.selected = tuple(str(group) for group in planned.groups)  # without those that the gate took out
         state.reward, state.oldest_lag, state.mean_lag = planned.mean_reward, planned.oldest_lag, planned.mean_lag
 
     def _on_completed(self, event: Event, completed: UpdateCompleted) -> None:

@@ -13,13 +13,13 @@ class AdmissionState(msgspec.Struct, frozen=True):
     Attributes:
         outstanding: groups that hold a slot.
         max_outstanding: (credit_batches + 1) * batch_groups of the credit in force.
-        trained: groups consumed by finished updates.
+        version: finished updates.
         is_exhausted: the source has no further task.
     """
 
     outstanding: int
     max_outstanding: int
-    trained: int
+    version: int
     is_exhausted: bool
 
 
@@ -27,16 +27,18 @@ class Admission(msgspec.Struct, frozen=True):
     """Decides by credit.
 
     Attributes:
-        needed: groups that the whole run will train; none is admitted beyond what can still be used.
+        updates: of the whole run; no group is admitted beyond what those to come can use.
+        batch_groups: groups of one update.
     """
 
-    needed: int
+    updates: int
+    batch_groups: int
 
     def hold_reason(self, state: AdmissionState) -> str | None:
         """Why no group may start now; None admits one."""
         if state.is_exhausted:
             return "source exhausted"
-        if state.trained + state.outstanding >= self.needed:
+        if state.outstanding >= (self.updates - state.version) * self.batch_groups:
             return "the run needs no further group"
         if state.outstanding >= state.max_outstanding:
             return f"credit: {state.outstanding} of {state.max_outstanding} slots charged"

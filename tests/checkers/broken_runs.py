@@ -26,6 +26,7 @@ from headrace.records.arrays import int32_bytes
 from headrace.records.batch import (
     BatchPlan,
     BatchPlanned,
+    BatchRefilled,
     BatchSelected,
     CapacityDecided,
     GroupAdmitted,
@@ -33,6 +34,7 @@ from headrace.records.batch import (
     GroupRejected,
 )
 from headrace.records.execution import EpisodeClaimed
+from headrace.records.experience import ReplayedGroup
 from headrace.records.ids import ActionId, EpisodeId, GroupId, LeaseToken, PolicyRef
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of
@@ -206,6 +208,10 @@ def admit(ordinal: int, outstanding: int) -> tuple[Step, Step]:
     )
 
 
+def replayed(ordinal: int) -> ReplayedGroup:
+    return ReplayedGroup(GroupId("train", ordinal), 2, 2, 2.0)
+
+
 outside = edit(at(ActionIntended, "train.0.0.0/0.0"), effect=EffectClass.EXTERNAL)
 outside_again = edit(at(ActionIntended, f"{FIRST}/0.0"), effect=EffectClass.EXTERNAL)
 beyond_credit = insert(at(BatchSelected, "1"), *admit(4, 5))
@@ -221,6 +227,7 @@ C1: dict[str, Break] = {
     "a filtered group is trained all the same": edit(plan(2), groups=(GroupId("train", 2), GroupId("train", 3))),
     "a trained group is selected again": edit(at(BatchSelected, "2"), groups=(GroupId("train", 0),)),
     "a task is drawn again that was not requeued": edit(at(TaskDrawn, "train.4"), requeued_from=GroupId("train", 2)),
+    "a group that never trained is replayed": edit(at(BatchSelected, "2"), replayed=(replayed(2),)),
     "the source miscounts what it gave out": insert(len, Step(SourceExhausted(4), "source")),
 }
 C2: dict[str, Break] = {
@@ -230,6 +237,8 @@ C2: dict[str, Break] = {
     "a transcript is used more often than allowed": plan_row(1, 0, use=2),
     "a plan holds a group that was not selected": edit(at(BatchSelected, "2"), groups=(GroupId("train", 3),)),
     "a batch selects a group twice": edit(at(BatchSelected, "2"), groups=(GroupId("train", 3),) * 2),
+    "a plan replays what was not selected for it": edit(plan(2), replayed=(replayed(0),)),
+    "a refill brings a group a second time": insert(plan(2), Step(BatchRefilled(2, 2, (GroupId("train", 3),)), "2")),
     "a plan was never selected": drop(at(BatchSelected, "1")),
     "an update is planned twice": repeat(plan(1)),
     "an event miscounts the rows of its plan": edit(plan(1), rows=9),

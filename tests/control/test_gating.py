@@ -1,6 +1,7 @@
 """The statistical gate: alone on scores, and in whole runs on virtual time."""
 
 import math
+from collections import Counter
 
 import pytest
 from simulated_runs import config, faultless, kinds, payloads, run
@@ -8,7 +9,8 @@ from test_learning_signal import run_with_plans
 
 from headrace.control.gating import StatisticalGate, breaches
 from headrace.control.scoring import signal_figures
-from headrace.records.batch import BatchPlanned, GroupRejected
+from headrace.errors import ConfigError
+from headrace.records.batch import BatchPlanned, BatchRefilled, GroupRejected
 from headrace.records.gate import BatchGated, Gate
 from headrace.records.ids import Address
 from headrace.records.update import BatchScored, RowScore
@@ -132,6 +134,43 @@ def test_masked_and_down_weighted_rows_stay_in_their_group_and_rejected_ones_lea
             assert sum(row.advantage for row in plan.rows if row.group == group) == pytest.approx(0.0, abs=1e-9)
     filtered = [item.reason for item in payloads(result, GroupRejected) if item.state == "filtered"]
     assert all(reason.startswith("statistical gate") for reason in filtered)
+
+
+def refilled(on_reject):
+    bounds = {**OFF, "max_weight": 1.1, "action": "reject", "on_reject": on_reject}
+    schedule = {**ASYNC, "credit_batches": 6, "group_size": 2}
+    result, plans = run_with_plans(of=faultless(), updates=8, algorithm={"gate": bounds}, schedule=schedule)
+    return result, plans
+
+
+def test_rejected_samples_are_replaced_from_ready_groups_or_the_step_is_smaller_by_choice():
+    result, smaller = refilled("smaller")
+    assert payloads(result, BatchRefilled) == []
+    assert any(len(plan.rows) < 8 for plan in smaller)
+    result, plans = refilled("replace")
+    found = {item.update: item for item in payloads(result, BatchRefilled)}
+    assert found
+    judged = Counter(item.update for item in payloads(result, BatchGated))
+    for plan, planned in zip(plans, payloads(result, BatchPlanned), strict=True):
+        came = found.get(plan.update)
+        assert judged[plan.update] == (1 if came is None else 2)
+        assert len(plan.rows) <= 8
+        assert {row.group for row in plan.rows} == set(planned.groups)
+        if came is not None:
+            assert len(came.groups) <= came.rejected // 2
+            assert any(row.group in came.groups for row in plan.rows)
+    assert sum(len(plan.rows) for plan in plans) > sum(len(plan.rows) for plan in smaller)
+    assert result.summary.updates == 8
+
+
+def test_replacement_is_refused_where_no_group_may_train_before_its_turn():
+    gate = {"gate": {"action": "reject", "on_reject": "replace"}}
+    with pytest.raises(ConfigError, match="no group may train before its turn"):
+        config({}, algorithm=gate)
+    with pytest.raises(ConfigError, match="order ordinal"):
+        config({**ASYNC, "order": "ordinal"}, algorithm=gate)
+    with pytest.raises(ConfigError, match="rejects nothing"):
+        config(ASYNC, algorithm={"gate": {"on_reject": "replace"}})
 
 
 def test_the_report_says_by_difficulty_what_the_gate_did():

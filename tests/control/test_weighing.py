@@ -10,6 +10,10 @@ from headrace.errors import ConfigError
 from headrace.records.batch import BatchPlanned, GroupRejected
 from headrace.records.task import TaskDrawn
 from headrace.records.weighing import StrataWeighed, StratumWeights
+from headrace.reporting.learning import learning
+from headrace.reporting.quantities import number
+from headrace.reporting.report import report_run
+from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
 
 DROP = {"mode": "separate_async", "credit_batches": 3, "staleness": "drop", "max_lag": 1}
 INVERSE = {"stratum_weights": {"kind": "inverse_acceptance", "cap": 3.0}}
@@ -46,6 +50,23 @@ def test_weights_stand_in_the_plan_keep_the_step_size_and_survive_a_restart():
     again = StratumLedger()
     again.recall(recover(result.events).weighed)
     assert again.weigh(8, StratumWeights(**INVERSE["stratum_weights"])) == last
+
+
+def test_the_report_prints_the_weights_their_cap_and_their_effective_sample_size():
+    disk = SimulatedDisk()
+    result = simulate(Simulation(config(DROP, updates=8, algorithm=INVERSE), faultless()), disk=disk)
+    last = payloads(result, StrataWeighed)[-1]
+    found = list(learning(report_run(result.events, disk.storage.read), True))
+    (grid,) = [item for item in found if not isinstance(item, str) and "row weight" in item.columns]
+    assert [(row[0], row[1], row[2]) for row in grid.rows] == [
+        (item.difficulty, str(item.offered), str(item.accepted)) for item in last.strata
+    ]
+    (line,) = [item for item in found if isinstance(item, str) and item.startswith("weights by acceptance")]
+    smallest = min(item.ess_fraction for item in payloads(result, StrataWeighed) if item.ess_fraction is not None)
+    assert line == (
+        f"weights by acceptance, update 8: cap 3; of these weights alone ESS {number(last.ess_fraction)}, "
+        f"smallest {number(smallest)}"
+    )
 
 
 def test_without_the_rule_every_row_counts_alike():

@@ -37,7 +37,7 @@ def test_credit_admits_as_many_as_the_published_gate_also_after_a_restore(name: 
     outstanding = accepted + given["running"] - given["version"] * given["batch"]
     limit = (given["eta"] + 1) * given["batch"]
     admitted = 0
-    while Admission(needed=10_000).hold_reason(AdmissionState(outstanding + admitted, limit, 0, False)) is None:
+    while Admission(10_000, 1).hold_reason(AdmissionState(outstanding + admitted, limit, 0, False)) is None:
         admitted += 1
     assert min(admitted, given["max_concurrent"] - given["running"]) == expected
     if name.endswith("bug"):
@@ -103,12 +103,12 @@ def worst_lag(credit: int, batch: int, window: int, *, is_early: bool) -> int:
     """
     limit, worst = (credit + 1) * batch, 0
     for last in range(3 * limit + window + 1):
-        admission = Admission(limit, needed=10**9)
+        admission = Admission(10**9, batch)
         admitted: dict[int, int] = {}
         waiting: list[int] = []
         version = taken = given_back = 0
         while True:
-            while admission.hold_reason(AdmissionState(len(admitted) - given_back, 0, False)) is None:
+            while admission.hold_reason(AdmissionState(len(admitted) - given_back, limit, 0, False)) is None:
                 waiting.append(len(admitted))
                 admitted[len(admitted)] = version
             others = [group for group in waiting if group != last and (waiting[0] != last or group < last + window)]

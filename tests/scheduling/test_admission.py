@@ -1,8 +1,8 @@
 from headrace.scheduling.admission import Admission, AdmissionState
 
 
-def decide(outstanding: int, trained: int = 0, *, is_exhausted: bool = False) -> str | None:
-    return Admission(needed=10).hold_reason(AdmissionState(outstanding, 4, trained, is_exhausted))
+def decide(outstanding: int, version: int = 0, *, is_exhausted: bool = False) -> str | None:
+    return Admission(updates=5, batch_groups=2).hold_reason(AdmissionState(outstanding, 4, version, is_exhausted))
 
 
 def test_a_group_is_admitted_exactly_up_to_the_credit() -> None:
@@ -11,8 +11,8 @@ def test_a_group_is_admitted_exactly_up_to_the_credit() -> None:
 
 
 def test_no_group_is_admitted_that_the_run_cannot_use() -> None:
-    assert decide(1, trained=8) is None
-    assert decide(2, trained=8) == "the run needs no further group"
+    assert decide(1, version=4) is None
+    assert decide(2, version=4) == "the run needs no further group"
 
 
 def test_an_exhausted_source_admits_nothing() -> None:

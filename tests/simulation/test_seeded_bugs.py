@@ -26,14 +26,15 @@ from headrace.checkers import (
     state_hashes,
 )
 from headrace.control import member as member_module
-from headrace.control.collecting import Collector
+from headrace.control.collecting import Collector, Group
+from headrace.control.selecting import Batch
 from headrace.control.source import SourceLoop
 from headrace.control.updating import UpdateLoop
 from headrace.inference.core import EngineCore, Output
 from headrace.inference.rows import NO_VERSION
 from headrace.planning.explorer.judging import manifests_of
 from headrace.records.action import ActionIntended, EffectClass
-from headrace.records.batch import GroupRejected
+from headrace.records.batch import BatchPlan, GroupRejected
 from headrace.records.reward import reward_of
 from headrace.records.segment import TokenSegment
 from headrace.records.update import WeightsCommitted
@@ -163,13 +164,13 @@ def _as_one(pieces: list[TokenSegment]) -> TokenSegment:
 def test_credit_that_comes_back_at_hand_over_is_noticed(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
     record_plan, consume = UpdateLoop._record_plan, Collector.consume
 
-    def early(self: UpdateLoop, plan: Any, groups: Any, *given: Any) -> int:
-        found = record_plan(self, plan, groups, *given)
-        self._collector.consume(tuple(group.id.ordinal for group in groups))
+    def early(self: UpdateLoop, plan: BatchPlan, batch: Batch, cause: int) -> int:
+        found = record_plan(self, plan, batch, cause)
+        self._collector.consume(batch.groups)
         return found
 
-    def once(self: Collector, ordinals: tuple[int, ...]) -> None:
-        consume(self, tuple(ordinal for ordinal in ordinals if ordinal in self._open))
+    def once(self: Collector, groups: Sequence[Group]) -> None:
+        consume(self, [group for group in groups if group.id.ordinal in self._open])
 
     if is_broken:
         monkeypatch.setattr(UpdateLoop, "_record_plan", early)

@@ -13,6 +13,7 @@ from headrace.config import Config
 from headrace.records.batch import (
     BatchPlan,
     BatchPlanned,
+    BatchRefilled,
     BatchRow,
     BatchSelected,
     GroupAdmitted,
@@ -20,8 +21,9 @@ from headrace.records.batch import (
     GroupRejected,
     MemberResult,
 )
-from headrace.records.events import Event
+from headrace.records.events import Event, Payload
 from headrace.records.execution import ExecutionStatus
+from headrace.records.experience import RetiredGroup
 from headrace.records.gate import BatchGated
 from headrace.records.ids import Address, EpisodeId, GroupId, PolicyRef
 from headrace.records.provenance import Read, read_record
@@ -42,6 +44,7 @@ from headrace.records.update import (
     WeightsPrepared,
 )
 from headrace.records.verdict import Scored, Unscored, UnscoredCause, Verdict, VerdictSealed
+from headrace.records.weighing import StrataWeighed
 
 END_OF_RUN = "run ended"
 """Reason under which the control plane closes whatever is open at the end: no rule rejected it."""
@@ -128,8 +131,10 @@ class UpdateLife:
     update: int
     groups: tuple[GroupId, ...] = ()
     selected_ns: int | None = None
+    retired: tuple[RetiredGroup, ...] = ()
     scored: BatchScored | None = None
-    gated: BatchGated | None = None
+    gated: tuple[BatchGated, ...] = ()
+    weighed: StrataWeighed | None = None
     planned: BatchPlanned | None = None
     rows: tuple[BatchRow, ...] = ()
     completed_ns: int | None = None
@@ -261,14 +266,20 @@ class RunIndex:
             case GroupRejected():
                 group = self._group(GroupId.parse(event.key))
                 group.rejected_ns, group.rejection = event.t_ns, event.payload
-            case BatchSelected(update=update, groups=groups):
+            case BatchSelected(update=update, groups=groups, retired=retired):
                 life = self._update(update)
-                life.groups, life.selected_ns = groups, event.t_ns
-                for group_id in groups:
-                    group = self._group(group_id)
-                    group.selected_ns, group.update = event.t_ns, update
+                life.groups, life.selected_ns, life.retired = groups, event.t_ns, retired
+                self._select(update, groups, event.t_ns)
+            case BatchRefilled(update=update, groups=groups):
+                self._update(update).groups += groups
+                self._select(update, groups, event.t_ns)
             case _:
                 pass
+
+    def _select(self, update: int, groups: Iterable[GroupId], t_ns: int) -> None:
+        for group_id in groups:
+            group = self._group(group_id)
+            group.selected_ns, group.update = t_ns, update
 
     def _observe_episode(self, event: Event) -> None:
         match event.payload:
@@ -289,10 +300,6 @@ class RunIndex:
 
     def _observe_update(self, event: Event) -> None:
         match event.payload:
-            case BatchScored(update=update):
-                self._update(update).scored = event.payload
-            case BatchGated(update=update):
-                self._update(update).gated = event.payload
             case BatchPlanned(update=update, plan=plan):
                 life = self._update(update)
                 life.planned, life.groups = event.payload, event.payload.groups
@@ -314,6 +321,17 @@ class RunIndex:
                     version.activated_ns = event.t_ns
                     version.pause_s = max(version.pause_s or 0.0, pause_s)
                     version.rebuilt_tokens = (version.rebuilt_tokens or 0) + rebuilt
+            case _:
+                self._observe_batch(event.payload)
+
+    def _observe_batch(self, payload: Payload) -> None:
+        match payload:
+            case BatchScored(update=update):
+                self._update(update).scored = payload
+            case BatchGated(update=update):
+                self._update(update).gated += (payload,)
+            case StrataWeighed(update=update):
+                self._update(update).weighed = payload
             case _:
                 pass
 

@@ -3,10 +3,13 @@
 Invariant: rows and tokens add up over difficulties to those of the log; a figure that no update recorded is absent.
 """
 
+from collections import Counter
+
 import msgspec
 
 from headrace.records.gate import BatchGated, Breach
 from headrace.records.update import SignalFigures, TokenCounts
+from headrace.records.weighing import StrataWeighed
 from headrace.reporting.folds.index import RunIndex
 from headrace.reporting.quantities import ratio
 
@@ -73,6 +76,30 @@ class GateCount(msgspec.Struct, frozen=True):
     bound: float
 
 
+class Replayed(msgspec.Struct, frozen=True):
+    """Groups that trained again.
+
+    Attributes:
+        groups: times that a group was replayed.
+        share: of all planned rows.
+        largest_use: highest number of a use.
+        mean_lag: mean over these groups of their token-weighted lags, updates.
+        oldest_lag: of any replayed token, updates.
+        smallest_ess: lowest effective sample size fraction of an update's replayed rows alone.
+        largest_weight: largest raw sequence weight among them.
+        retired: groups that are replayed no more, by reason.
+    """
+
+    groups: int
+    share: float
+    largest_use: int
+    mean_lag: float
+    oldest_lag: int
+    smallest_ess: float | None
+    largest_weight: float | None
+    retired: dict[str, int]
+
+
 class LearningSignal(msgspec.Struct, frozen=True):
     """The signal of a run.
 
@@ -80,13 +107,19 @@ class LearningSignal(msgspec.Struct, frozen=True):
         strata: by difficulty.
         removed: by filter and difficulty.
         gate: by figure and decision.
-        judged: batches that the gate judged.
+        judged: batches that the gate judged; one that was refilled counts twice.
+        replay: what trained again; None when nothing did.
+        weights: newest weights by acceptance; None where rows are not weighed.
+        smallest_weight_ess: lowest effective sample size of such weights alone, as a share; None where there were none.
     """
 
     strata: tuple[StratumSignal, ...]
     removed: tuple[Removed, ...]
     gate: tuple[GateCount, ...] = ()
     judged: int = 0
+    replay: Replayed | None = None
+    weights: StrataWeighed | None = None
+    smallest_weight_ess: float | None = None
 
 
 def learning_signal(index: RunIndex) -> LearningSignal:
@@ -95,7 +128,7 @@ def learning_signal(index: RunIndex) -> LearningSignal:
     counts: dict[str, TokenCounts] = {}
     removed: dict[tuple[str, str], int] = {}
     gated: dict[str, int] = {}
-    judged = [life.gated for life in index.updates.values() if life.gated is not None]
+    judged = [gated for life in index.updates.values() for gated in life.gated]
     for item in (item for batch in judged for item in batch.strata):
         gated[item.difficulty] = gated.get(item.difficulty, 0) + item.affected
     for life in index.updates.values():
@@ -114,6 +147,37 @@ def learning_signal(index: RunIndex) -> LearningSignal:
         removed=tuple(Removed(*key, members) for key, members in sorted(removed.items())),
         gate=_gate(judged),
         judged=len(judged),
+        replay=_replay(index),
+        weights=next((life.weighed for life in reversed(index.updates.values()) if life.weighed is not None), None),
+        smallest_weight_ess=min(
+            (
+                life.weighed.ess_fraction
+                for life in index.updates.values()
+                if life.weighed is not None and life.weighed.ess_fraction is not None
+            ),
+            default=None,
+        ),
+    )
+
+
+def _replay(index: RunIndex) -> Replayed | None:
+    """What was replayed, once anything was."""
+    planned = [life.planned for life in index.updates.values() if life.planned is not None]
+    groups = [item for batch in planned for item in batch.replayed]
+    if not groups:
+        return None
+    rows = [row for life in index.updates.values() for row in life.rows]
+    figures = [life.scored.replayed for life in index.updates.values() if life.scored and life.scored.replayed]
+    retired = Counter(item.reason for life in index.updates.values() for item in life.retired)
+    return Replayed(
+        groups=len(groups),
+        share=sum(row.use > 1 for row in rows) / len(rows),
+        largest_use=max(item.use for item in groups),
+        mean_lag=sum(item.mean_lag for item in groups) / len(groups),
+        oldest_lag=max(item.oldest_lag for item in groups),
+        smallest_ess=min((item.ess_fraction for item in figures), default=None),
+        largest_weight=max((item.maximum for item in figures), default=None),
+        retired=dict(sorted(retired.items())),
     )
 
 

@@ -5,10 +5,12 @@ measured apart, so their residual says something. A stage is *not stationary* wh
 differ by more than 5% and by more than one.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from headrace.records.action import ActionCommitted, ActionIntended
-from headrace.records.batch import BatchSelected, GroupClosed, GroupRejected
+from headrace.records.batch import BatchRefilled, BatchSelected, GroupClosed, GroupRejected
 from headrace.records.events import Event
 from headrace.records.ids import ActionId, Address, EpisodeId, GroupId
 from headrace.records.segment import TurnGenerated
@@ -188,6 +190,8 @@ class StageTimes:
                 self._reject(GroupId.parse(event.key), t_ns)
             case BatchSelected():
                 self._select(event.payload, t_ns)
+            case BatchRefilled(groups=groups):
+                self._take(groups, t_ns)
             case UpdateCompleted(result=result):
                 spans["training"].leave(result.update, t_ns)
             case _:
@@ -260,14 +264,19 @@ class StageTimes:
         else:
             self._spans["ready queue"].drop(group)
 
-    def _select(self, selected: BatchSelected, t_ns: int) -> None:
+    def _take(self, groups: Iterable[GroupId], t_ns: int) -> list[float]:
+        """The groups leave the queue; how old they were, seconds."""
         ages: list[float] = []
-        for group in selected.groups:
+        for group in groups:
             closed_ns = self._index.groups[group].closed_ns
             if closed_ns is not None:
                 ages.append((t_ns - closed_ns) / 1e9)
             self._spans["ready queue"].leave(group, t_ns)
             self._completing.pop(group, None)
+        return ages
+
+    def _select(self, selected: BatchSelected, t_ns: int) -> None:
+        ages = self._take(selected.groups, t_ns)
         self._spans["training"].enter(selected.update, t_ns)
         p50, p95 = quantile(ages, 0.5), quantile(ages, 0.95)
         if p50 is not None and p95 is not None:
