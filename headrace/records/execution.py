@@ -24,7 +24,7 @@ class Metering(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         wall_s: elapsed seconds.
         cpu_s: CPU seconds of all its processes.
-        memory_peak_bytes: highest resident size; 0 when the platform cannot tell.
+        memory_peak_bytes: highest resident size; 0 when the platform cannot tell, or not whose it is.
         io_bytes: bytes read and written; 0 when the platform cannot tell.
     """
 

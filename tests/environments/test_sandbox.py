@@ -14,7 +14,7 @@ import pytest
 from sandbox_case import LEASE, TIMEOUT_S, Sandboxed, SharedSandbox, descendants, is_alive, run
 
 from headrace.environments.sandbox.environment import RESTARTED, SandboxEnvironment
-from headrace.environments.sandbox.meters import MeterFactory
+from headrace.environments.sandbox.meters import TICK_S, MeterFactory
 from headrace.environments.sandbox.options import SandboxOptions
 from headrace.environments.sandbox.process import SandboxProcess
 from headrace.errors import EnvironmentFault, Outcome
@@ -281,6 +281,30 @@ def test_cpu_and_memory_are_metered_per_call_from_outside(kinds: tuple[str, ...]
 
     factory = MeterFactory(SandboxOptions(), kinds)
     run(scenario, factory, memory_bytes=512 * 1024 * 1024)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [("cgroup2", "cgroup1", "rusage"), ("rusage",)], ids=lambda kinds: kinds[0])
+def test_calls_on_a_shared_calculator_add_up_to_what_its_process_used(kinds: tuple[str, ...]) -> None:
+    async def scenario(sandbox: Sandboxed) -> None:
+        await sandbox.environment.start()
+        calculator = await sandbox.environment._pool.calculator()
+        calculator.meter.take_cpu_s()
+        before_s = calculator.meter.cpu_s()
+        calls = [sandbox.calculator("7**200 % 1000003 + 2**199", episode) for _ in range(75) for episode in range(2)]
+        receipts = await asyncio.gather(*calls)
+        used_s = calculator.meter.cpu_s() - before_s
+        told_s = [receipt.metering.cpu_s for receipt in receipts]
+        assert all(receipt.status is ExecutionStatus.OK for receipt in receipts)
+        assert min(told_s) >= 0.0
+        assert 0.0 < sum(told_s) <= used_s
+        assert sum(told_s) >= used_s - 2 * TICK_S, "all but what came after the last answer"
+        assert not any(receipt.metering.memory_peak_bytes for receipt in receipts), "shared memory is nobody's"
+        assert "its CPU is split by call" in sandbox.environment.isolation.note
+        has_grain = "CPU in ticks of" in sandbox.environment.isolation.note
+        assert has_grain is (calculator.meter.kind == "rusage")
+
+    run(scenario, MeterFactory(SandboxOptions(), kinds), tools=("calculator",))
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ class PythonEnvironment(SessionEnvironment):
     @property
     def isolation(self) -> Isolation:
         """None: the part is its owner's code, and what the policy may do is what the part's tools do."""
-        return Isolation("rlimits", "rusage", ("a user's own part",))
+        return Isolation("rlimits", "rusage", ("a user's own part",), "its CPU and memory as it counts them")
 
     async def start(self) -> None:
         """Returns once the part is loaded.

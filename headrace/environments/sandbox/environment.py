@@ -188,9 +188,8 @@ class SandboxEnvironment(SessionEnvironment):
             if error.outcome is Outcome.LOST:
                 session.lose()
             raise EnvironmentFault(str(error), error.outcome) from error
-        cpu_s = int.from_bytes(answer[1:9], "little") / 1e9
-        metering = Metering(wall_s=time.monotonic() - start_s, cpu_s=cpu_s)
-        return _Result(_STATUS[answer[:1]], answer[9:], len(answer) - 9, metering)
+        metering = Metering(wall_s=time.monotonic() - start_s, cpu_s=calculator.meter.take_cpu_s())
+        return _Result(_STATUS[answer[:1]], answer[1:], len(answer) - 1, metering)
 
     async def _interpret(self, session: Session, code: str, timeout_s: float) -> _Result:
         interpreter = self._interpreters[session]

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from headrace.environments.sandbox.options import SandboxOptions
 
 _PREFIX = "headrace-"
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+"""Grain of CPU times in the process table, in seconds."""
 _V1_CONTROLLERS = ("cpuacct", "memory", "pids")
 _counter = itertools.count(1)
 
@@ -49,6 +50,7 @@ class Meter(abc.ABC):
     def __init__(self) -> None:
         self._first_pid = 0
         self._tool_pid = 0
+        self._taken_s = 0.0
 
     def wrapped(self, argv: list[str]) -> list[str]:
         """The command, started so that it is measured from its first instruction."""
@@ -57,10 +59,21 @@ class Meter(abc.ABC):
     def attach(self, first_pid: int, tool_pid: int) -> None:
         """Names the first process of the sandbox and the one that the tool runs in, as seen from outside."""
         self._first_pid, self._tool_pid = first_pid, tool_pid
+        self._taken_s = self.cpu_s()
 
     def begin(self) -> Usage:
         """Usage before a call, from which its peak is counted where the kernel can."""
         return self.read()
+
+    def take_cpu_s(self) -> float:
+        """CPU seconds since this was last asked, so that calls which share a process add up to what it used."""
+        now_s = max(self.cpu_s(), self._taken_s)
+        taken_s, self._taken_s = now_s - self._taken_s, now_s
+        return taken_s
+
+    @abc.abstractmethod
+    def cpu_s(self) -> float:
+        """CPU seconds so far."""
 
     @abc.abstractmethod
     def read(self) -> Usage:
@@ -89,13 +102,16 @@ class RusageMeter(Meter):
             Path(f"/proc/{self._tool_pid}/clear_refs").write_text("5")
         return self.read()
 
+    def cpu_s(self) -> float:
+        return self.read().cpu_s
+
     def read(self) -> Usage:
         cpu_s, peak_bytes, pids = 0.0, 0, [self._first_pid]
         while pids:
             pid = pids.pop()
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                cpu_s += sum(int(field) for field in stat[11:15]) * _TICK_S
+                cpu_s += sum(int(field) for field in stat[11:15]) * TICK_S
                 peak_bytes += _resident_peak(pid)
                 pids += children(pid)
         return Usage(cpu_s, peak_bytes, self._io_bytes())
@@ -148,14 +164,14 @@ class CgroupMeter(Meter):
     def read(self) -> Usage:
         peak = _read(self._peak).strip()
         kills = dict(line.split() for line in _read(self._kills).splitlines()).get("oom_kill", "0")
-        return Usage(self._cpu_s(), int(peak) if peak.isdecimal() else 0, self._io_bytes(), int(kills))
+        return Usage(self.cpu_s(), int(peak) if peak.isdecimal() else 0, self._io_bytes(), int(kills))
 
     def close(self) -> None:
         for folder in dict.fromkeys(self._folders.values()):
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def _cpu_s(self) -> float:
+    def cpu_s(self) -> float:
         if self.kind == "cgroup1":
             return int(_read(self._folders["cpuacct"] / "cpuacct.usage") or "0") / 1e9
         fields = dict(line.split() for line in _read(self._folders["cpuacct"] / "cpu.stat").splitlines())

@@ -7,11 +7,13 @@ is given to one episode and never taken back.
 import asyncio
 
 from headrace.environments.sandbox.launch import MISSING, possible_levels
-from headrace.environments.sandbox.meters import MeterFactory
+from headrace.environments.sandbox.meters import TICK_S, MeterFactory
 from headrace.environments.sandbox.options import Isolation, Level, SandboxOptions, ToolName
 from headrace.environments.sandbox.process import SandboxProcess
 from headrace.environments.sandbox.python_root import PythonRoot, find_python_root
 from headrace.errors import Outcome, ProcessError
+
+_SHARED = "the calculator is one process for all episodes: its CPU is split by call, its memory is nobody's"
 
 
 class SandboxPool:
@@ -32,7 +34,10 @@ class SandboxPool:
     def isolation(self) -> Isolation:
         """How strong it is; known after `start`."""
         assert self._level is not None, "the pool was not started"
-        return Isolation(self._level, self._metering, self._missing)
+        notes = (_SHARED,) if "calculator" in self._options.tools else ()
+        if self._metering == "rusage":
+            notes = (*notes, f"CPU in ticks of {1e3 * TICK_S:.0f} ms")
+        return Isolation(self._level, self._metering, self._missing, "; ".join(notes))
 
     async def start(self) -> None:
         """Finds the strongest isolation that works here, and fills the pool.
