@@ -32,11 +32,13 @@ class TurnTiming(msgspec.Struct, frozen=True):
     """How a turn went; the last item of a generation.
 
     Attributes:
+        request_id: whose turn it was; a caller takes no other's.
         wait_s: seconds from request to slot.
         generate_s: seconds from slot to last token.
         preemptions: how often its cache was rebuilt or its slot taken.
     """
 
+    request_id: str
     wait_s: float
     generate_s: float
     preemptions: int

@@ -286,7 +286,7 @@ class _Script:
     def _act(self, episode: EpisodeId, token: LeaseToken) -> tuple[ActionOutcome, TokenSegment]:
         action = Action(ActionId(episode, 0, 0), "calculator", '{"expression":"1+1"}')
         key, output = str(action.id), b"2"
-        receipt = Receipt(action.id, token, ExecutionStatus.OK, output, len(output))
+        receipt = Receipt(action.id, token, action.arguments_hash, ExecutionStatus.OK, output, len(output))
         observation = TokenSegment(Origin.ENVIRONMENT, int32_bytes([40, 41]))
         self._add(ActionIntended(action, token, EffectClass.PURE), key)
         stored = Row("receipt", receipt.stored)

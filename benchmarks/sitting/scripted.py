@@ -70,7 +70,7 @@ class ScriptedInference:
         )
         if int(step) == self._last_step:
             self._in_flight -= 1
-        yield TurnTiming(0.0, 0.0, 0)
+        yield TurnTiming(request.request_id, 0.0, 0.0, 0)
 
     async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
         """Turns end by themselves."""
@@ -114,7 +114,9 @@ class SumEnvironment(SessionEnvironment):
         left, _, right = calculator_expression(action.arguments).partition("+")
         output = str(int(left) + int(right)).encode()
         metering = Metering(wall_s=1e-6, cpu_s=1e-6)
-        return Receipt(action.id, lease.token, ExecutionStatus.OK, output, len(output), metering=metering)
+        return Receipt(
+            action.id, lease.token, action.arguments_hash, ExecutionStatus.OK, output, len(output), metering=metering
+        )
 
     async def _opened(self, session: Session, timeout_s: float) -> None:
         """Nothing has to be prepared."""

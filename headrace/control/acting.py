@@ -1,7 +1,8 @@
 """Runs one action through the journal: INTENT, execution, COMMIT.
 
 Invariant: an action of unknown outcome is never run again without a probe, and an external one never by itself; where the
-environment keeps revisions it runs again only on the one that its INTENT names.
+environment keeps revisions it runs again only on the one that its INTENT names. A receipt of another action, or from before
+this one was intended, is no answer: it is recorded as refused, and the outcome is unknown.
 
 * consumes: a validated action and a lease.
 * waits for: the journal (unless the environment is pure) and the executor.
@@ -18,6 +19,7 @@ from headrace.ports import Environment, Handle, Row
 from headrace.records.action import Action, ActionCommitted, ActionIntended, EffectClass
 from headrace.records.execution import EnvironmentRestored, IncarnationLost, Lease, Receipt
 from headrace.records.ids import Address
+from headrace.records.run import AnswerRefused
 
 _TRIES = 3
 
@@ -83,13 +85,14 @@ class ActionRunner:
         for try_number in range(1, _TRIES + 1):
             self._clock.enter(action.tool)
             try:
-                return await self._environment.execute(self.handle, action, lease, timeout_s)
+                receipt = await self._environment.execute(self.handle, action, lease, timeout_s)
+                return self._checked(receipt, action, lease)
             except EnvironmentFenced as fault:
                 self._recorder.refused("executor", str(action.id), str(fault))
                 raise
             except EnvironmentFault as fault:
                 if fault.outcome is Outcome.LOST:
-                    receipt = await self._probe(action, timeout_s, fault)
+                    receipt = await self._probe(action, lease, timeout_s, fault)
                     if receipt is not None:
                         return receipt
                 if try_number == _TRIES:
@@ -98,16 +101,18 @@ class ActionRunner:
                 self._clock.leave()
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _probe(self, action: Action, timeout_s: float, fault: EnvironmentFault) -> Receipt | None:
+    async def _probe(self, action: Action, lease: Lease, timeout_s: float, fault: EnvironmentFault) -> Receipt | None:
         """The stored receipt; None when running again under the same id is safe."""
         try:
             answer = await self._environment.probe(self.handle, action.id, timeout_s)
+            if isinstance(answer, Receipt):
+                return self._checked(answer, action, lease)
         except EnvironmentFault as silent:
             answer = f"outcome unknown and the probe failed: {silent}"
         if isinstance(answer, IncarnationLost):
             answer = f"executor {answer.expected} is gone, {answer.found} cannot know whether it ran"
-        if not isinstance(answer, str):
-            return answer
+        if answer is None:
+            return None
         effect = self._environment.effect
         if effect is EffectClass.PURE:
             return None
@@ -122,8 +127,27 @@ class ActionRunner:
         self.handle = await self._environment.restore(self.handle, revision, timeout_s)
         self._recorder.record(EnvironmentRestored(revision, self.handle.incarnation, cause), key=str(action.id))
 
+    def _checked(self, receipt: Receipt, action: Action, lease: Lease) -> Receipt:
+        """The receipt, if it is of this action and ran under one of the leases that asked for it.
+
+        Raises:
+            EnvironmentFault: LOST otherwise; the refusal is recorded.
+        """
+        intended = self._past.intents.get(action.id)
+        earliest = lease.token if intended is None else intended.token
+        asked, given = (action.id, action.arguments_hash), (receipt.action_id, receipt.arguments)
+        if asked == given and earliest <= receipt.token <= lease.token:
+            return receipt
+        problem = (
+            f"asked for {action.id} with arguments {action.arguments_hash[:12]} under lease {earliest} to {lease.token}; "
+            f"the receipt is of {receipt.action_id} with {receipt.arguments[:12]} under {receipt.token}"
+        )
+        self._recorder.record(AnswerRefused("environment", problem), key=str(action.id))
+        raise EnvironmentFault(problem, Outcome.LOST)
+
 
 def stored_receipt(past: AttemptPast, action: Action, read: Callable[[Address], bytes]) -> Receipt:
     """The receipt of a committed action, as its COMMIT stored it."""
     _, commit = past.commits[action.id]
-    return Receipt.from_stored(read(commit.receipt), past.intents[action.id].token, commit.metering)
+    token = past.intents[action.id].token
+    return Receipt.from_stored(read(commit.receipt), token, action.arguments_hash, commit.metering)

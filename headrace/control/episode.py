@@ -29,6 +29,7 @@ from headrace.records.harness import ParsedTurn, ParseStatus
 from headrace.records.ids import ActionId, Address, EpisodeId, PolicyId
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of
+from headrace.records.run import AnswerRefused
 from headrace.records.segment import (
     FinishReason,
     GenerateRequest,
@@ -319,7 +320,7 @@ class _Attempt:
     async def _sample(self, request: GenerateRequest, step: int) -> TurnGenerated:
         """The turn as the engine delivered it, whole. Raises InferenceError; what came of a part of it is dropped."""
         segments: list[TokenSegment] = []
-        timing = TurnTiming(0.0, 0.0, 0)
+        timing: TurnTiming | None = None
         self._request_id = request.request_id
         self._ports.inference_clock.enter()
         try:
@@ -331,8 +332,12 @@ class _Attempt:
         finally:
             self._request_id = None
             self._ports.inference_clock.leave()
-        if not segments or segments[-1].finish is None:
+        if timing is None or not segments or segments[-1].finish is None:
             raise InferenceError(f"{request.request_id}: the engine ended a turn without a reason", Outcome.LOST)
+        if timing.request_id != request.request_id:
+            problem = f"asked for turn {request.request_id}; the answer is turn {timing.request_id}"
+            self._recorder.record(AnswerRefused("inference", problem), key=request.request_id)
+            raise InferenceError(problem, Outcome.LOST)
         return TurnGenerated(
             self._spec.episode, step, tuple(segments), timing.wait_s, timing.generate_s, timing.preemptions
         )

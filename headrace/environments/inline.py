@@ -77,7 +77,7 @@ class InlineEnvironment(SessionEnvironment):
             text, status = answer_calculator(action)
         output = text.encode("utf-8", "backslashreplace")
         metering = Metering(wall_s=min(duration_s, timeout_s), cpu_s=min(duration_s, timeout_s))
-        return Receipt(action.id, lease.token, status, output, len(output), metering=metering)
+        return Receipt(action.id, lease.token, action.arguments_hash, status, output, len(output), metering=metering)
 
 
 def answer_calculator(action: Action) -> tuple[str, ExecutionStatus]:

@@ -28,7 +28,7 @@ class ScriptedInference:
     async def generate(self, request: GenerateRequest, timeout_s: float) -> AsyncIterator[TokenSegment | TurnTiming]:
         for segment in await self._speak(request):
             yield segment
-        yield TurnTiming(0.0, 0.0, 0)
+        yield TurnTiming(request.request_id, 0.0, 0.0, 0)
 
     async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
         """Nothing runs that could be cut."""

@@ -113,7 +113,7 @@ class Turn:
     def timing(self, now_s: float) -> TurnTiming:
         """How the turn went, as of now."""
         started_s = now_s if self.slot == NO_SLOT else self.started_s
-        return TurnTiming(started_s - self.arrival_s, now_s - started_s, self.preemptions)
+        return TurnTiming(self.request_id, started_s - self.arrival_s, now_s - started_s, self.preemptions)
 
 
 def prefix_ids(request: GenerateRequest) -> Ints:

@@ -21,7 +21,15 @@ from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.execution import EnvironmentRestored, EpisodeClaimed
 from headrace.records.gate import BatchGated
 from headrace.records.observation import ActionObserved
-from headrace.records.run import BreakerChanged, LateWriteRefused, RunEnded, RunStarted, WeightsHeld, WorkerStateChanged
+from headrace.records.run import (
+    AnswerRefused,
+    BreakerChanged,
+    LateWriteRefused,
+    RunEnded,
+    RunStarted,
+    WeightsHeld,
+    WorkerStateChanged,
+)
 from headrace.records.segment import TurnGenerated
 from headrace.records.task import SourceExhausted, TaskDrawn
 from headrace.records.trajectory import EpisodeStarted, TranscriptSealed
@@ -46,6 +54,7 @@ Payload = (
     | RunEnded
     | WorkerStateChanged
     | WeightsHeld
+    | AnswerRefused
     | TaskDrawn
     | SourceExhausted
     | GroupAdmitted
@@ -103,7 +112,15 @@ class Durability(enum.Enum):
 
 _DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten, RecordQuarantined})
 _TELEMETRY = frozenset(
-    {WorkerStateChanged, WeightsHeld, VerdictDisputed, GenerationPaused, GenerationResumed, LateWriteRefused}
+    {
+        WorkerStateChanged,
+        WeightsHeld,
+        AnswerRefused,
+        VerdictDisputed,
+        GenerationPaused,
+        GenerationResumed,
+        LateWriteRefused,
+    }
 )
 _REPEATED = _TELEMETRY | {SourceExhausted, EnvironmentRestored, BreakerChanged}
 

@@ -48,6 +48,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         action_id: which action.
         token: lease under which it ran.
+        arguments: hash of the tool and arguments that ran, as of `Action.arguments_hash`; not part of the digest.
         status: how it ended.
         output: bytes for the policy, already bounded by the executor.
         output_bytes: size before the bound was applied.
@@ -57,6 +58,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     action_id: ActionId
     token: LeaseToken
+    arguments: Address
     status: ExecutionStatus
     output: bytes
     output_bytes: int
@@ -65,7 +67,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def stored(self) -> bytes:
-        """Canonical bytes of everything that a replay gives again; token and metering are left out."""
+        """Canonical bytes of everything that a replay gives again; token, arguments and metering are left out."""
         return canonical_bytes((self.action_id, self.status.value, self.output, self.output_bytes, self.revision))
 
     @property
@@ -74,10 +76,10 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
         return address_of(self.stored)
 
     @classmethod
-    def from_stored(cls, data: bytes, token: LeaseToken, metering: Metering) -> "Receipt":
+    def from_stored(cls, data: bytes, token: LeaseToken, arguments: Address, metering: Metering) -> "Receipt":
         """The receipt of stored bytes. Raises msgspec.DecodeError, or its subclass ValidationError."""
         action_id, status, output, output_bytes, revision = msgspec.msgpack.decode(data, type=StoredReceipt)
-        return cls(action_id, token, status, output, output_bytes, revision, metering)
+        return cls(action_id, token, arguments, status, output, output_bytes, revision, metering)
 
 
 StoredReceipt = tuple[ActionId, ExecutionStatus, bytes, int, Address | None]

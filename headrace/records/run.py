@@ -99,6 +99,18 @@ class LateWriteRefused(msgspec.Struct, frozen=True, tag="late_write_refused"):
     detail: str
 
 
+class AnswerRefused(msgspec.Struct, frozen=True, gc=False, tag="answer_refused"):
+    """A worker answered something else than it was asked, such as an old answer again. Nothing of it was used; telemetry.
+
+    Attributes:
+        boundary: which port: `environment`, `inference`.
+        problem: what was asked, and what the answer names.
+    """
+
+    boundary: str
+    problem: str
+
+
 class WeightsHeld(msgspec.Struct, frozen=True, tag="weights_held"):
     """One copy of weights exists; the report lists every one.
 

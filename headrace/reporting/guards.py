@@ -1,6 +1,6 @@
-"""The section on alarms, shut environments and refused writes, in words."""
+"""The section on alarms, shut environments and refusals, in words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from headrace.reporting.folds.guards import rate_text
 from headrace.reporting.grids import Grid
@@ -17,5 +17,10 @@ def guards(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
     for breaker in found.breakers:
         end = ", and is at the end" if breaker.is_shut else ""
         yield f"environment {one_line(breaker.environment)} was shut {breaker.openings} times, {breaker.shut_s:.1f} s{end}"
-    kinds = ", ".join(f"{count} by the {where}" for where, count in found.refused.items())
-    yield f"refused late writes: {sum(found.refused.values())}" + (f" ({kinds})" if kinds else "")
+    yield _counted("refused late writes", "by", found.refused)
+    yield _counted("refused answers", "of", found.answers)
+
+
+def _counted(what: str, preposition: str, counts: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"{count} {preposition} the {name}" for name, count in counts.items())
+    return f"{what}: {sum(counts.values())}" + (f" ({kinds})" if kinds else "")

@@ -81,7 +81,7 @@ class RunReport(msgspec.Struct, frozen=True):
         limits: timeouts and other limits.
         claims: claims against verdicts.
         order: order of training against order of drawing.
-        guards: rates that rose, environments that were shut, late writes that were refused.
+        guards: rates that rose, environments that were shut, late writes and wrong answers that were refused.
     """
 
     facts: RunFacts

@@ -32,7 +32,7 @@ def sections(report: RunReport, *, is_full: bool) -> tuple[Section, ...]:
         ("recovery", "Checkpoints and resumes", recoveries),
         ("workers", "Where the workers' time went, and copies of weights", _workers),
         ("limits", "Timeouts and other limits", _limits),
-        ("guards", "Alarms, shut environments and refused writes", guards),
+        ("guards", "Alarms, shut environments and refusals", guards),
         ("claims", "The environment's claim against the grader's verdict, in episodes", _claims),
     )
     return tuple(Section(name, title, tuple(build(report, is_full))) for name, title, build in builders)

@@ -185,6 +185,7 @@ class SimulatedEnvironment:
         receipt = Receipt(
             action_id=action.id,
             token=lease.token,
+            arguments=action.arguments_hash,
             status=status,
             output=output,
             output_bytes=len(output),

@@ -153,7 +153,8 @@ class SimulatedInference:
         if error is not None:
             raise error
         waited_until_s = turn.start_s if turn.start is not None else loop.time()
-        yield TurnTiming(waited_until_s - turn.arrived_s, loop.time() - waited_until_s, turn.rebuilds)
+        waited_s, generated_s = waited_until_s - turn.arrived_s, loop.time() - waited_until_s
+        yield TurnTiming(request.request_id, waited_s, generated_s, turn.rebuilds)
 
     def _admit(self, request: GenerateRequest) -> _Turn:
         """The turn, not yet submitted. Raises InferenceError REJECTED when it cannot be served."""

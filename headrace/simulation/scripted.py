@@ -113,7 +113,7 @@ class ScriptedInference:
         for position, (version, ids) in enumerate(pieces):
             yield self._segment(request, version, ids, finish if position == len(pieces) - 1 else None)
         # Each version has to compute the cache of the tokens before it again.
-        yield TurnTiming(0.0, loop.time() - begin_s, len(pieces) - 1)
+        yield TurnTiming(request.request_id, 0.0, loop.time() - begin_s, len(pieces) - 1)
 
     async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
         for name in request_ids:

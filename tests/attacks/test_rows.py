@@ -134,6 +134,16 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
             "test_the_wall_limit_ends_a_slow_policy_at_a_token_and_a_hanging_tool_by_its_deadline",
         ),
     ),
+    "S29": (
+        "an old response or receipt is played again, with a stale lease or another action's id",
+        (
+            "attacks/test_replayed_answers.py::test_a_replayed_receipt_is_refused_counted_and_asked_for_again",
+            "attacks/test_replayed_answers.py::test_without_the_check_a_commit_names_a_receipt_of_another_action",
+            "attacks/test_replayed_answers.py::test_an_executor_that_lies_to_probes_too_is_an_infrastructure_error",
+            "attacks/test_replayed_answers.py::"
+            "test_a_turn_of_another_request_is_refused_and_the_turn_is_asked_for_again",
+        ),
+    ),
     "S31": (
         "log-probs that are none",
         (

@@ -265,7 +265,7 @@ def test_what_a_predecessor_did_is_never_run_again_and_the_claim_knows_it(run: R
     async def scenario(environment: Environment, handle: Handle) -> None:
         action = calculation("2 + 3")
         # An answer that no run of the action would give.
-        receipt = Receipt(action.id, LeaseToken(1), ExecutionStatus.OK, b"77", 2)
+        receipt = Receipt(action.id, LeaseToken(1), action.arguments_hash, ExecutionStatus.OK, b"77", 2)
         await environment.adopt(handle, [(action, receipt)], TIMEOUT_S)
         assert await environment.execute(handle, action, lease(2), TIMEOUT_S) == receipt
         assert await environment.probe(handle, action.id, TIMEOUT_S) == receipt

@@ -132,7 +132,7 @@ def test_virtual_time_is_the_charged_work_and_nothing_else(folder: PolicyFolder)
         inference = InlineInference(core, by_rows)
         _, timing = await turn(inference, request("e/0", prompt(1, 2, 3), max_tokens=10))
         # The first step samples two tokens: from the prefix, and by decoding once.
-        assert timing == TurnTiming(0.0, pytest.approx(9 * STEP_S), 0)
+        assert timing == TurnTiming("e/0", 0.0, pytest.approx(9 * STEP_S), 0)
         assert loop.time() == pytest.approx(9 * STEP_S)
         await inference.close()
 

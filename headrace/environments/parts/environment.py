@@ -163,7 +163,13 @@ class PythonEnvironment(SessionEnvironment):
             await self._opened(session, timeout_s)
         answer = await self._ask(session, Method.CALL, ask)
         return Receipt(
-            action.id, lease.token, answer.status, answer.output, answer.output_bytes, metering=answer.metering
+            action.id,
+            lease.token,
+            action.arguments_hash,
+            answer.status,
+            answer.output,
+            answer.output_bytes,
+            metering=answer.metering,
         )
 
     def _has(self, hook: str) -> bool:

@@ -170,7 +170,13 @@ class SandboxEnvironment(SessionEnvironment):
             metering = msgspec.structs.replace(result.metering, wall_s=result.metering.wall_s + latency_s)
             result = msgspec.structs.replace(result, metering=metering)
         return Receipt(
-            action.id, lease.token, result.status, result.output, result.output_bytes, metering=result.metering
+            action.id,
+            lease.token,
+            action.arguments_hash,
+            result.status,
+            result.output,
+            result.output_bytes,
+            metering=result.metering,
         )
 
     async def _calculate(self, session: Session, expression: str, timeout_s: float) -> _Result:

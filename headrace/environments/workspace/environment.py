@@ -239,6 +239,7 @@ class WorkspaceEnvironment(SessionEnvironment):
             return Receipt(
                 action.id,
                 lease.token,
+                action.arguments_hash,
                 result.status,
                 result.output,
                 result.output_bytes,

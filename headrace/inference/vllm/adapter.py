@@ -98,7 +98,8 @@ class VllmInference:
             await self._notify()
         for segment in turn.segments:
             yield segment
-        yield TurnTiming(turn.wait_s, max(0.0, loop.time() - begin_s - turn.wait_s), turn.preemptions)
+        generate_s = max(0.0, loop.time() - begin_s - turn.wait_s)
+        yield TurnTiming(request.request_id, turn.wait_s, generate_s, turn.preemptions)
 
     async def interrupt(self, request_ids: Sequence[str], timeout_s: float) -> None:
         turns = [self._turns[name] for name in request_ids if name in self._turns]

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.algorithms.intervals import wilson_interval
 from headrace.records.events import Event
-from headrace.records.run import BreakerChanged, LateWriteRefused
+from headrace.records.run import AnswerRefused, BreakerChanged, LateWriteRefused
 from headrace.reporting.folds.index import RunIndex, TranscriptLife
 from headrace.reporting.quantities import ratio
 
@@ -67,12 +67,14 @@ class Guards(msgspec.Struct, frozen=True):
         watched: strata with enough attempts to be compared.
         breakers: environments that were shut, by name.
         refused: late writes that were refused, by where.
+        answers: answers to something else than was asked, by boundary.
     """
 
     alarms: tuple[RateAlarm, ...]
     watched: int
     breakers: tuple[BreakerFigures, ...]
     refused: dict[str, int]
+    answers: dict[str, int]
 
 
 @dataclasses.dataclass
@@ -89,6 +91,7 @@ class GuardFold:
         self._index = index
         self._shut: dict[str, _Shut] = {}
         self._refused: dict[str, int] = {}
+        self._answers: dict[str, int] = {}
 
     def observe(self, event: Event) -> None:
         match event.payload:
@@ -102,6 +105,8 @@ class GuardFold:
                     shut.since_ns = None
             case LateWriteRefused(where=where):
                 self._refused[where] = self._refused.get(where, 0) + 1
+            case AnswerRefused(boundary=boundary):
+                self._answers[boundary] = self._answers.get(boundary, 0) + 1
             case _:
                 pass
 
@@ -123,7 +128,13 @@ class GuardFold:
                 if alarm is not None:
                     alarms.append(alarm)
         watched = sum(len(lives) >= 2 * MIN_EACH for lives in by_stratum.values())
-        return Guards(tuple(alarms), watched, self._breakers(), dict(sorted(self._refused.items())))
+        return Guards(
+            tuple(alarms),
+            watched,
+            self._breakers(),
+            dict(sorted(self._refused.items())),
+            dict(sorted(self._answers.items())),
+        )
 
     def _breakers(self) -> tuple[BreakerFigures, ...]:
         now_ns = self._index.now_ns
