@@ -1,9 +1,11 @@
 """The statistical gate: alone on scores, and in whole runs on virtual time."""
 
+import bisect
 import math
 from collections import Counter
 
 import pytest
+from recovery.crashes import MortalStorage, all_events, broken_laws, run_until
 from simulated_runs import config, faultless, kinds, payloads, run
 from test_learning_signal import run_with_plans
 
@@ -17,6 +19,7 @@ from headrace.records.update import BatchScored, RowScore
 from headrace.reporting.folds.index import RunIndex
 from headrace.reporting.folds.signal import learning_signal
 from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
+from headrace.store.memory import MemoryStorage
 
 OFF = dict.fromkeys(
     ("max_p95", "max_p99", "max_weight", "max_largest_share", "max_outside", "max_kl", "min_ess_share", "max_mean_z"),
@@ -161,6 +164,31 @@ def test_rejected_samples_are_replaced_from_ready_groups_or_the_step_is_smaller_
             assert any(row.group in came.groups for row in plan.rows)
     assert sum(len(plan.rows) for plan in plans) > sum(len(plan.rows) for plan in smaller)
     assert result.summary.updates == 8
+
+
+def test_a_run_that_dies_around_a_replacement_breaks_no_law_and_replaces_once():
+    bounds = {**OFF, "max_weight": 1.1, "action": "reject", "on_reject": "replace"}
+    schedule = {**ASYNC, "credit_batches": 6, "group_size": 2}
+    simulation = Simulation(config(schedule, updates=6, algorithm={"gate": bounds}), faultless())
+    whole = SimulatedDisk()
+    simulate(simulation, disk=whole)
+    marks = [event.seq for event in all_events(whole) if isinstance(event.payload, BatchRefilled)]
+    storage = MortalStorage(MemoryStorage())
+    simulate(simulation, disk=SimulatedDisk(storage))
+    near = sorted({bisect.bisect_left(storage.ends, seq) + later for seq in marks for later in (1, 2, 3)})
+    assert near
+    seen = 0
+    for dies_at in near:
+        disk = SimulatedDisk()
+        run_until(simulation, disk, dies_at)
+        seen += any(isinstance(event.payload, BatchRefilled) for event in all_events(disk))
+        simulate(simulation, disk=disk)
+        assert broken_laws(simulation.config, disk) == [], f"died at commit {dies_at}"
+        refilled = [e.payload.update for e in all_events(disk) if isinstance(e.payload, BatchRefilled)]
+        assert len(refilled) == len(set(refilled))
+        planned = [e.payload.update for e in all_events(disk) if isinstance(e.payload, BatchPlanned)]
+        assert planned == [1, 2, 3, 4, 5, 6]
+    assert seen
 
 
 def test_replacement_is_refused_where_no_group_may_train_before_its_turn():

@@ -13,6 +13,7 @@ from headrace.planning import bounds
 from headrace.planning.outcome import outcome_of
 from headrace.records.batch import BatchPlanned
 from headrace.scheduling.admission import Admission, AdmissionState
+from headrace.scheduling.ordering import BatchOrder, OpenGroup
 from headrace.scheduling.staleness import Sampled, lag_of
 
 
@@ -96,11 +97,30 @@ def test_unequal_acceptance_shifts_the_mix_and_the_success_that_is_read_off_it()
     assert naive == pytest.approx(expected["naive_success"], abs=1e-6)
 
 
-def worst_lag(credit: int, batch: int, window: int, *, is_early: bool) -> int:
-    """Largest lag of a group that ends last of all, wherever it stands, when groups train by position within the window.
+def worst_lag(credit: int, batch: int, window: int) -> int:
+    """Largest lag of a group that ends last of all, wherever it stands, under the order and the admission of a run."""
+    limit, worst = (credit + 1) * batch, 0
+    order, admission = BatchOrder("ready", batch, None, overtaking=window - 1), Admission(10**9, batch)
+    for last in range(3 * limit + window + 1):
+        admitted: list[int] = []
+        waiting: list[int] = []
+        version = 0
+        while True:
+            while admission.hold_reason(AdmissionState(len(waiting), limit, version, False)) is None:
+                waiting.append(len(admitted))
+                admitted.append(version)
+            groups = [OpenGroup(group, admitted[group], None if group == last else group) for group in waiting]
+            chosen = order.choose(groups, version, is_last=False)
+            if chosen is None:  # nothing else may train before it
+                break
+            waiting = [group for group in waiting if group not in chosen]
+            version += 1
+        worst = max(worst, version - admitted[last])
+    return worst
 
-    Slots come back at the version bump, or (`is_early`) with each group that a batch takes.
-    """
+
+def worst_lag_when_slots_come_back_early(credit: int, batch: int, window: int) -> int:
+    """The same when a slot comes back with each group that a batch takes, as no run does."""
     limit, worst = (credit + 1) * batch, 0
     for last in range(3 * limit + window + 1):
         admission = Admission(10**9, batch)
@@ -117,7 +137,7 @@ def worst_lag(credit: int, batch: int, window: int, *, is_early: bool) -> int:
             waiting.remove(others[0])
             taken += 1
             version = taken // batch
-            given_back = taken if is_early else version * batch
+            given_back = taken
         worst = max(worst, version - admitted[last])
     return worst
 
@@ -127,8 +147,8 @@ def test_the_window_bound_is_reached_and_breaks_when_slots_come_back_too_early()
     for credit, batch, window, bound, at_bump, early in rows:
         assert bounds.windowed_lag_bound(credit, batch, window) == bound >= at_bump
         assert bound == at_bump or (credit == 0 and window > 1)  # nothing newer is open that could overtake
-        assert worst_lag(credit, batch, window, is_early=False) == at_bump
-        assert worst_lag(credit, batch, window, is_early=True) == early
+        assert worst_lag(credit, batch, window) == at_bump
+        assert worst_lag_when_slots_come_back_early(credit, batch, window) == early
     beyond = [early - bound for *_, bound, _, early in rows]
     assert (max(beyond), sum(value > 0 for value in beyond) > 25) == (1, True)
 

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from planning.traces import dropped, handed_over, oracle, run_trace, trace_scenario
 
+from headrace.control import orchestrator
+from headrace.planning.bounds import windowed_lag_bound
 from headrace.planning.outcome import outcome_of
+from headrace.scheduling.ordering import BatchOrder
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync", "credit_batches": 0},
     "fifo": {"mode": "separate_async", "order": "ordinal"},
+    "wfifo": {"mode": "separate_async", "staleness": "window"},
     "ready": {"mode": "separate_async"},
     "drop": {"mode": "separate_async", "staleness": "drop"},
 }
@@ -44,9 +48,19 @@ def test_a_micro_trace_comes_out_exactly(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE["expected"]["policies"])
-def test_four_thousand_tasks_give_the_throughput_and_the_lag_of_the_reference(name: str) -> None:
+def test_four_thousand_tasks_give_the_throughput_and_the_lag_of_the_reference(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, expected = LARGE["inputs"], LARGE["expected"]["policies"][name]
-    policy, _, credit = name.partition("_eta")
+    policy, _, numbers = name.partition("_eta")
+    credit, _, share = numbers.partition("_f")
+    if (
+        share
+    ):  # the configuration counts overtaking in whole batches, the reference as a share of what may be outstanding
+        overtaking = int(float(share) * (int(credit) + 1) * given["P"]) - 1
+        monkeypatch.setattr(
+            orchestrator, "BatchOrder", lambda order, batch, lag, _: BatchOrder(order, batch, lag, overtaking)
+        )
     is_long = np.random.Generator(np.random.Philox(given["seed"])).random(given["n"]) < 0.1
     durations = np.where(is_long, 10.0, 1.0)
     assert durations.mean() == pytest.approx(LARGE["expected"]["mean_duration"])
@@ -80,5 +94,7 @@ def test_four_thousand_tasks_give_the_throughput_and_the_lag_of_the_reference(na
     assert outcome.identities.worst < 1e-9
     if policy == "ready" and credit == "4":  # nothing is lost and the trainer busy: the largest lag is not the credit's
         assert (outcome.trainer_idle < 0.1, max(lags) > 4 * int(credit)) == (True, True)
+    if share:
+        assert max(lags) == windowed_lag_bound(int(credit), given["P"], overtaking + 1)
     if policy in ("sync", "fifo"):  # nothing is lost and lag bounded: the trainer idles
         assert (outcome.trainer_idle > 0.5, max(lags) <= int(credit or 0)) == (True, True)

@@ -14,6 +14,9 @@ from headrace.config import CheckpointSection, Config
 from headrace.errors import StoreError
 from headrace.records.action import Action
 from headrace.records.checkpoint import RunResumed
+from headrace.records.experience import Replay
+from headrace.records.learning import SequenceMis
+from headrace.records.update import BatchScored
 from headrace.runtime.inline import InlineResult, InlineWorld, run_inline
 from headrace.store.memory import MemoryStorage
 
@@ -41,6 +44,45 @@ def run_once(
     except StoreError as error:
         assert DEAD in str(error)
         return None
+
+
+def replaying() -> Config:
+    """Four updates, in which groups train up to three times under a weight."""
+    configured = proof()
+    algorithm = msgspec.structs.replace(
+        configured.algorithm,
+        anchor="old",
+        corrections=(SequenceMis(bound=3.0),),
+        replay=Replay(kind="recent", uses=3, max_lag=3, share=0.5),
+    )
+    return msgspec.structs.replace(
+        configured, algorithm=algorithm, run=msgspec.structs.replace(configured.run, updates=4)
+    )
+
+
+@pytest.mark.slow
+def test_replayed_groups_train_on_the_real_trainer_and_a_killed_run_ends_with_the_same_bits(
+    warm_policy: Path, tmp_path: Path
+) -> None:
+    configured, storage = replaying(), MemoryStorage()
+    configured.check()
+    counting = MortalStorage(storage)
+    whole = run_inline(configured, warm_policy, tmp_path / "whole", world=InlineWorld(counting, random_delays(0)))
+    scored = [event.payload for event in whole.events if isinstance(event.payload, BatchScored)]
+    assert [item.replayed is not None for item in scored] == [False, True, True, True]
+    for item in scored[1:]:
+        assert item.replayed is not None
+        assert item.replayed.mismatch is None, "no token of the base version trains again"
+    moved = max(item.log_ratio_abs_max for item in scored)
+    assert moved > 1e-4, "the policy moved, so the recorded log-probs are not its own"
+    assert broken_laws_of(configured, storage) == []
+    expected = list(whole.weights), consumed(whole.events, storage.read)
+    disk, blobs = MemoryStorage(), tmp_path / "killed"
+    assert run_once(configured, warm_policy, blobs, disk, dies_at=counting.commits * 3 // 4) is None
+    result = run_once(configured, warm_policy, blobs, disk, delays=1)
+    assert result is not None
+    assert (weights(result.events), consumed(result.events, disk.read)) == expected
+    assert broken_laws_of(configured, disk) == []
 
 
 @pytest.mark.slow
