@@ -3,7 +3,7 @@
 Invariant: the same events and rows give the same report, byte for byte; nothing here reads a clock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -13,7 +13,7 @@ from headrace.records.provenance import Read
 from headrace.reporting.folds.claims import Claims, claims
 from headrace.reporting.folds.flow import Flow, FlowRates
 from headrace.reporting.folds.funnel import Funnel, StageFunnel
-from headrace.reporting.folds.guards import GuardFold, Guards
+from headrace.reporting.folds.guards import NONE_LATE, GuardFold, Guards
 from headrace.reporting.folds.heldout import HeldOut, HeldOutCurve
 from headrace.reporting.folds.index import Fold, RunIndex
 from headrace.reporting.folds.information import FlipRates, Information, information
@@ -107,9 +107,10 @@ class RunFold:
 
     Args:
         read: bytes of a sealed row.
+        late: events by kind that writers which had been taken over were refused.
     """
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, late: Mapping[str, int] = NONE_LATE) -> None:
         self._index = RunIndex(read)
         self._funnel = StageFunnel(self._index)
         self._held_out = HeldOutCurve()
@@ -119,7 +120,7 @@ class RunFold:
         self._recovery = RecoveryTimes()
         self._turns = TurnTimes()
         self._workers = WorkerTimes(self._index)
-        self._guards = GuardFold(self._index)
+        self._guards = GuardFold(self._index, late)
         self._folds: tuple[Fold, ...] = (
             self._index,
             self._funnel,
@@ -181,18 +182,19 @@ class RunFold:
         )
 
 
-def report_run(events: Iterable[Event], read: Read) -> RunReport:
+def report_run(events: Iterable[Event], read: Read, late: Mapping[str, int] = NONE_LATE) -> RunReport:
     """The report of a log.
 
     Args:
         events: in order, from the first.
         read: bytes of a sealed row; raises KeyError when there is none.
+        late: events by kind that writers which had been taken over were refused.
 
     Raises:
         KeyError: when a row that an event names is missing.
         IntegrityError: when a row is damaged.
     """
-    fold = RunFold(read)
+    fold = RunFold(read, late)
     for event in events:
         fold.observe(event)
     return fold.result()

@@ -92,7 +92,7 @@ def _item(name: str, text: str) -> list[str]:
 def write_report(run: Path, page: Path, *, is_full: bool = False) -> None:
     """Prints the tables and writes the page."""
     with open_reader(run) as reader:
-        report = report_run(reader.events(), reader.read)
+        report = report_run(reader.events(), reader.read, reader.late_writes())
     console = Console()
     print_report(report, console, is_full=is_full)
     if not page.parent.is_dir():

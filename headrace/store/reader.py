@@ -192,6 +192,13 @@ class JournalReader:
         """Epoch of the newest writer, 0 where it cannot be read."""
         return self._number("SELECT epoch FROM writer")
 
+    def late_writes(self) -> dict[str, int]:
+        """Events by kind that writers wanted to append after they were taken over, and were refused. Raises StoreError."""
+        if not self._lines("SELECT 1 FROM sqlite_schema WHERE name = 'late'", ()):
+            return {}
+        lines = self._lines("SELECT kind, sum(writes) FROM late GROUP BY kind ORDER BY kind", ())
+        return {str(kind): int(str(count)) for kind, count in lines}
+
     def count_kinds(self, after: int) -> dict[str, int]:
         """Events with seq > after by kind; empty where they cannot be read."""
         try:

@@ -40,6 +40,16 @@ CREATE TABLE IF NOT EXISTS writer(only INTEGER PRIMARY KEY CHECK (only = 1), epo
 INSERT OR IGNORE INTO writer VALUES (1, 0);
 """
 
+CREATE_LATE = """
+CREATE TABLE IF NOT EXISTS late(
+    epoch INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    writes INTEGER NOT NULL,
+    PRIMARY KEY (epoch, kind)
+) STRICT;
+"""
+"""Made by the first refusal of a writer that was taken over: how many events of which kind it would have written."""
+
 _BUSY_MS = 10_000
 
 

@@ -4,9 +4,11 @@ Invariant: one writer. A lock that dies with its process keeps a second one out,
 transaction, refuses a writer that lost the lock without noticing.
 """
 
+import contextlib
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -27,10 +29,14 @@ from headrace.store.group_commit import (
     WriterThread,
 )
 from headrace.store.reader import JournalReader
-from headrace.store.schema import FILE_NAME, close_anyway, fold_log, open_read_only, open_writer
+from headrace.store.schema import CREATE_LATE, FILE_NAME, close_anyway, fold_log, open_read_only, open_writer
 
 LOCK_NAME = "journal.lock"
 """Name of the lock file within a run's folder."""
+
+
+class _Fenced(StoreError):
+    """Another writer has taken the journal over."""
 
 
 class WriterLock:
@@ -126,6 +132,9 @@ class SqliteStorage:
         try:
             with self._writer:
                 self._insert(epoch, entries)
+        except _Fenced:
+            self._count_late(epoch, entries)
+            raise
         except apsw.ConstraintError as error:
             raise StoreError(self._explain(entries, error)) from error
         except apsw.Error as error:
@@ -155,7 +164,7 @@ class SqliteStorage:
     def _insert(self, epoch: int, entries: Sequence[Entry]) -> None:
         newest: int = self._writer.execute("SELECT epoch FROM writer").get
         if newest != epoch:
-            raise StoreError(f"epoch {epoch} is fenced: epoch {newest} has taken over {self._path}")
+            raise _Fenced(f"epoch {epoch} is fenced: epoch {newest} has taken over {self._path}")
         self._writer.executemany(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -177,6 +186,17 @@ class SqliteStorage:
         rows = [(row.address, row.kind, row.data) for entry in entries for row in entry.rows]
         if rows:
             self._writer.executemany("INSERT INTO rows VALUES (?, ?, ?) ON CONFLICT (address) DO NOTHING", rows)
+
+    def _count_late(self, epoch: int, entries: Sequence[Entry]) -> None:
+        """Leaves the owner a count of what was refused; where even that cannot be written, the refusal stands alone."""
+        counts = Counter(kind_of(entry.event.payload) for entry in entries)
+        with contextlib.suppress(apsw.Error), self._writer:
+            self._writer.execute(CREATE_LATE)
+            self._writer.executemany(
+                "INSERT INTO late VALUES (?, ?, ?)"
+                " ON CONFLICT (epoch, kind) DO UPDATE SET writes = writes + excluded.writes",
+                [(epoch, kind, count) for kind, count in sorted(counts.items())],
+            )
 
     def _explain(self, entries: Sequence[Entry], error: apsw.ConstraintError) -> str:
         """Which event of a refused transaction was there already."""

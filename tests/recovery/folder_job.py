@@ -3,8 +3,9 @@
 Each member says `one` and then `two`, and is done. The environment is a workspace (`EFFECT` snapshot), or a part that
 appends to a file outside (`external`). `MOMENT`: `never`; `executed` once `two` was executed and its revision is not stored;
 `stored` once the revision is stored and nobody was told; `committed` once its COMMIT is recorded and not on disk; `intended`
-before `two` reaches the executor; `stopped` ends as SIGTERM does; `paused acting` and `paused publishing` stand still before
-`two` and before the COMMIT of version 1 until somebody wakes them.
+before `two` reaches the executor; `stopped` ends as SIGTERM does; `paused acting`, `paused consuming` and `paused
+publishing` stand still before `two`, with a batch selected that is not on disk, and before the COMMIT of version 1, until
+somebody wakes them.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from headrace.graders.inline import InlineGrader
 from headrace.graders.parts import PythonGrader, PythonGraderOptions
 from headrace.harness import open_harness
 from headrace.records.action import ActionCommitted, ActionIntended
+from headrace.records.batch import BatchSelected
 from headrace.records.events import Event
 from headrace.records.ids import EpisodeId, PolicyId
 from headrace.records.provenance import PolicyVersion
@@ -128,6 +130,8 @@ class Observer:
             case ActionIntended(action=action) if self._moment == "stopped" and action.id.step == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             case ActionIntended(action=action) if self._moment == "paused acting" and action.id.step == 1:
+                self._pause()
+            case BatchSelected() if self._moment == "paused consuming":
                 self._pause()
             case CanaryChecked(policy=policy) if self._moment == "paused publishing" and policy.version == 1:
                 self._pause()

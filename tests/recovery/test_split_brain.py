@@ -19,6 +19,7 @@ from headrace.records.action import ActionIntended
 from headrace.records.events import Event
 from headrace.records.run import LateWriteRefused, RunEnded
 from headrace.records.update import WeightsActivated, WeightsCommitted
+from headrace.reporting.report import report_run
 from headrace.simulation.loop import run_virtual
 from headrace.store.memory import MemoryJournal
 from headrace.store.reader import open_reader
@@ -54,6 +55,13 @@ def events_of(folder: Path) -> list[Event]:
         return list(reader.events())
 
 
+def late_writes(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Refused events of the old owner by kind, and by place as the report of the run has them."""
+    with open_reader(folder) as reader:
+        late = reader.late_writes()
+        return late, report_run(reader.events(), reader.read, late).guards.refused
+
+
 @pytest.mark.slow
 def test_a_second_control_plane_is_refused_while_the_first_one_lives_even_if_it_stands_still(tmp_path: Path) -> None:
     first = paused(tmp_path / "run", "paused acting")
@@ -67,8 +75,17 @@ def test_a_second_control_plane_is_refused_while_the_first_one_lives_even_if_it_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["paused acting", "paused publishing"])
-def test_a_control_plane_that_was_taken_over_gets_nothing_accepted(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "kind", "place"),
+    [
+        ("paused acting", "action_intended", "journal"),
+        ("paused consuming", "batch_selected", "ledger"),
+        ("paused publishing", "canary_checked", "weight store"),
+    ],
+)
+def test_a_control_plane_that_was_taken_over_gets_nothing_accepted_and_its_writes_are_counted(
+    tmp_path: Path, moment: str, kind: str, place: str
+) -> None:
     """Its lock was lost without its knowing, as on a file system that forgets locks; it wakes up and goes on."""
     folder = tmp_path / "run"
     first = paused(folder, moment)
@@ -76,6 +93,7 @@ def test_a_control_plane_that_was_taken_over_gets_nothing_accepted(tmp_path: Pat
     assert ended(start(folder, "never"))[0] == 0
     before = events_of(folder)
     assert isinstance(before[-1].payload, RunEnded)
+    assert late_writes(folder) == ({}, {}), "nobody came late so far"
     first.send_signal(signal.SIGCONT)
     status, said = ended(first)
     assert status == 1
@@ -84,6 +102,10 @@ def test_a_control_plane_that_was_taken_over_gets_nothing_accepted(tmp_path: Pat
     assert events == before, "nothing of the old epoch came after"
     assert [event.epoch for event in events] == sorted(event.epoch for event in events)
     assert verify_run(folder).is_sound
+    kinds, places = late_writes(folder)
+    assert kinds[kind] == 1
+    assert places[place] >= 1
+    assert sum(places.values()) == sum(kinds.values())
     committed = Counter(event.key for event in events if isinstance(event.payload, WeightsCommitted))
     assert set(committed.values()) == {1}
     last = {type(e.payload): e.epoch for e in events if isinstance(e.payload, (WeightsCommitted, WeightsActivated))}

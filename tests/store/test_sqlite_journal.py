@@ -61,6 +61,8 @@ def test_a_writer_that_lost_its_lock_unawares_is_fenced_by_epoch(tmp_path: Path)
         with pytest.raises(StoreError, match="epoch 1 is fenced: epoch 2 has taken over"):
             await zombie.durable(zombie.append(IDLE, key="engine"))
         assert [event.epoch for event in owner.events()] == [1, 2]
+        with open_reader(tmp_path / "run") as reader:
+            assert reader.late_writes() == {"worker_state_changed": 1}, "its owner can see what was refused"
         zombie.abandon()
         await owner.close()
 

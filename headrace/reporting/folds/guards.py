@@ -5,7 +5,8 @@ fewer than `MIN_EACH` cases on either side.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,6 +18,22 @@ from headrace.reporting.quantities import ratio
 
 MIN_EACH = 20
 """Attempts before and after that are compared at least."""
+NONE_LATE: Mapping[str, int] = {}
+_PLACES: Mapping[str, str] = {
+    "task_drawn": "ledger",
+    "group_admitted": "ledger",
+    "group_rejected": "ledger",
+    "batch_selected": "ledger",
+    "batch_refilled": "ledger",
+    "batch_scored": "ledger",
+    "batch_planned": "ledger",
+    "update_completed": "ledger",
+    "weights_staged": "weight store",
+    "weights_prepared": "weight store",
+    "canary_checked": "weight store",
+    "weights_committed": "weight store",
+    "weights_activated": "weight store",
+}
 _NEWEST_SHARE = 4
 """The newest quarter of a stratum's attempts is held against all before it."""
 
@@ -66,7 +83,8 @@ class Guards(msgspec.Struct, frozen=True):
         alarms: rates that rose, by stratum.
         watched: strata with enough attempts to be compared.
         breakers: environments that were shut, by name.
-        refused: late writes that were refused, by where.
+        refused: late writes that were refused, by where: `executor`, `ledger` (draws, consumption, the data frontier),
+            `weight store` (publication) or `journal` (anything else).
         answers: answers to something else than was asked, by boundary.
     """
 
@@ -85,13 +103,20 @@ class _Shut:
 
 
 class GuardFold:
-    """Takes events in order; the rates come from the index at the end."""
+    """Takes events in order; the rates come from the index at the end.
 
-    def __init__(self, index: RunIndex) -> None:
+    Args:
+        index: of the run.
+        late: events by kind that writers which had been taken over were refused; no event of theirs says it.
+    """
+
+    def __init__(self, index: RunIndex, late: Mapping[str, int] = NONE_LATE) -> None:
         self._index = index
         self._shut: dict[str, _Shut] = {}
-        self._refused: dict[str, int] = {}
+        self._refused: Counter[str] = Counter()
         self._answers: dict[str, int] = {}
+        for kind, count in late.items():
+            self._refused[_PLACES.get(kind, "journal")] += count
 
     def observe(self, event: Event) -> None:
         match event.payload:
@@ -104,7 +129,7 @@ class GuardFold:
                     shut.shut_ns += event.t_ns - shut.since_ns
                     shut.since_ns = None
             case LateWriteRefused(where=where):
-                self._refused[where] = self._refused.get(where, 0) + 1
+                self._refused[where] += 1
             case AnswerRefused(boundary=boundary):
                 self._answers[boundary] = self._answers.get(boundary, 0) + 1
             case _:
