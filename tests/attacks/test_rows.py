@@ -77,6 +77,19 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
             "attacks/test_grader_walls.py::test_what_has_given_up_its_rights_reads_named_folders_and_does_nothing_else",
         ),
     ),
+    "S18": (
+        "an artifact or what a call left in its workspace reaches outside: links, devices, `..`, names twice, sizes",
+        (
+            "environments/test_sandbox_parts.py::test_a_name_that_reaches_out_is_refused",
+            "environments/test_sandbox_parts.py::test_a_name_that_comes_twice_and_a_cut_file_are_refused",
+            "environments/test_sandbox_parts.py::test_any_bytes_are_an_artifact_or_refused",
+            "environments/test_sandbox_attacks.py::test_an_artifact_with_anything_else_in_it_is_refused_whole",
+            "environments/test_sandbox_attacks.py::test_kernel_interfaces_that_lead_out_are_closed",
+            "environments/test_workspace_changes.py::test_a_forged_record_that_reaches_out_is_refused_whole",
+            "environments/test_workspace_changes.py::test_a_stored_revision_that_reaches_out_is_never_laid_out",
+            "environments/test_workspace_changes.py::test_what_links_outside_is_a_name_inside_and_nothing_is_read_through_it",
+        ),
+    ),
     "S20": (
         "a pickle lies in an artifact, a message or the store",
         (
