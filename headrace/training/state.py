@@ -99,6 +99,7 @@ class StoredState:
             moments = {
                 name: read_optimizer(parameters, parts[name]) for name, (parameters, _) in self._optimizers.items()
             }
+            self.read(manifest.address)  # a checkpoint without its manifest was never finished, or is being removed
             load_weights(self._model, weights)
             if self._critic is not None:
                 load_tensors(self._critic[0], parts["critic"])

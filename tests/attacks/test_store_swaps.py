@@ -53,8 +53,10 @@ def test_a_checkpoint_whose_part_is_a_pickle_is_refused_and_runs_nothing(
     for name, data in traps(tmp_path / "trap").items():
         address = blobs.put(data)  # under its own address, so that only its format gives it away
         changes = {"weights": address} if part == "weights" else {"parts": {**manifest.parts, part: address}}
+        changed = msgspec.structs.replace(manifest, **changes)
+        blobs.put(changed.to_json())
         with pytest.raises(TrainerError, match="no safetensors") as caught:
-            core.load(msgspec.structs.replace(manifest, **changes))
+            core.load(changed)
         assert caught.value.outcome is Outcome.REJECTED, name
     assert core.export() == before
     assert not (tmp_path / "trap").exists()
