@@ -1,10 +1,9 @@
 """Who gets a slot, whose cache is reused, and what is prefilled next.
 
-Invariant: slots are given in order of arrival, and the oldest sequence that can be prefilled is part of the next prefill
-pass; so nobody waits for ever, however long it is. A sequence waits for another's prefill only if that one is older.
+Invariant: slots are given by the age of the trajectory, as `TurnLine` bounds it, and the oldest sequence that can be
+prefilled is part of the next prefill pass; so nobody waits for ever, however long it is. A sequence waits for another's
+prefill only if that one is older.
 """
-
-from collections import deque
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from headrace.inference.options import EngineOptions
 from headrace.inference.passes import Passes
 from headrace.inference.rows import Ints, Rows
 from headrace.inference.turns import NO_SLOT, Turn
+from headrace.scheduling.seniority import TurnLine
 
 _PASS_TOKENS = 1024
 """Most tokens of one prefill pass, padding included: beyond it activations leave the processor's cache."""
@@ -21,13 +21,13 @@ class Lineup:
     """Turns that wait for a slot, and turns whose prefix is not cached yet.
 
     Attributes:
-        waiting: without a slot, by arrival.
+        waiting: without a slot, the oldest trajectory first.
         prefilling: in a slot, by admission or restart.
         reused_tokens: prefix tokens that did not have to be computed, so far.
     """
 
     def __init__(self, options: EngineOptions, rows: Rows, passes: Passes) -> None:
-        self.waiting: deque[Turn] = deque()
+        self.waiting: TurnLine[Turn] = TurnLine()
         self.prefilling: list[Turn] = []
         self.reused_tokens = 0
         self._options = options
@@ -39,7 +39,7 @@ class Lineup:
         admitted: list[Turn] = []
         rows = self._rows
         while self.waiting:
-            turn = self.waiting[0]
+            turn = self.waiting.head()
             common_S = rows.common(turn.prompt_T, turn.version, rows.cached_S)
             slot = rows.idle_slot(common_S)
             if slot is None:
@@ -62,8 +62,7 @@ class Lineup:
 
     def drop(self, turn: Turn) -> None:
         """Forgets the turn."""
-        if turn in self.waiting:
-            self.waiting.remove(turn)
+        self.waiting.remove(turn)
         if turn in self.prefilling:
             self.prefilling.remove(turn)
 

@@ -87,6 +87,11 @@ class Turn:
     def request_id(self) -> str:
         return self.request.request_id
 
+    @property
+    def trajectory(self) -> str:
+        """Names the sequence that it goes on with."""
+        return self.request.trajectory
+
     def serve_with(self, version: int) -> None:
         """Tokens from here on are sampled by this version, in a cache of this version."""
         self.version = self.context_version_min = version

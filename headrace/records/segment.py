@@ -190,6 +190,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, gc=False):
     affinity: str
     seed_key: bytes
 
+    @property
+    def trajectory(self) -> str:
+        """Names the sequence that the turn goes on with: the part of the request's id before the step."""
+        return self.request_id.partition("/")[0]
+
 
 class TurnGenerated(msgspec.Struct, frozen=True, gc=False, tag="turn_generated"):
     """The policy's turn is complete: what was sampled, and by which versions.

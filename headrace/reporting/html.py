@@ -31,7 +31,7 @@ def render_page(report: RunReport) -> str:
         "<main>",
         *_cards(report),
         *_part("learning", "Learning", drawn, (parts["held-out"], parts["information"])),
-        *_part("flow", "Flow over time", drawn, (parts["flow"], parts["stages"])),
+        *_part("flow", "Flow over time", drawn, (parts["flow"], parts["stages"], parts["slowdown"])),
         *_workers(report, parts["workers"]),
         *_part("recovery", "Checkpoints and resumes", (), (parts["recovery"],)),
         *_limits(report, (parts["limits"], parts["guards"], parts["claims"])),

@@ -21,6 +21,7 @@ from headrace.reporting.folds.limits import Limits, limits
 from headrace.reporting.folds.order import Order, order
 from headrace.reporting.folds.recovery import Recovery, RecoveryTimes
 from headrace.reporting.folds.signal import LearningSignal, learning_signal
+from headrace.reporting.folds.slowdown import LengthSlowdown, slowdowns
 from headrace.reporting.folds.stages import Stages, StageTimes
 from headrace.reporting.folds.strata import Strata, strata
 from headrace.reporting.folds.turns import Turns, TurnTimes
@@ -71,6 +72,7 @@ class RunReport(msgspec.Struct, frozen=True):
         information: effective training information with the resources used.
         funnel: what entered each stage, and why everything else left.
         strata: fates by difficulty, length and duration.
+        slowdowns: what waiting for a slot cost trajectories, by length.
         stages: waiting per stage and Little's law.
         flow: rates, backlog, starvation, throughput.
         turns: what sharing devices with the trainer cost generation.
@@ -89,6 +91,7 @@ class RunReport(msgspec.Struct, frozen=True):
     information: Information
     funnel: Funnel
     strata: Strata
+    slowdowns: tuple[LengthSlowdown, ...]
     stages: Stages
     flow: Flow
     turns: Turns
@@ -150,6 +153,7 @@ class RunFold:
             information=information(index, self._flips),
             funnel=self._funnel.result(),
             strata=strata(index),
+            slowdowns=slowdowns(index),
             stages=self._stages.result(),
             flow=self._flow.result(),
             turns=self._turns.result(),

@@ -14,6 +14,7 @@ from headrace.reporting.plaintext import one_line
 from headrace.reporting.quantities import ABSENT, duration, number, percent, ratio, size
 from headrace.reporting.recovery import recoveries
 from headrace.reporting.report import RunReport
+from headrace.reporting.slowdown import slowdown
 
 _FEW = 12
 
@@ -26,6 +27,7 @@ def sections(report: RunReport, *, is_full: bool) -> tuple[Section, ...]:
         ("funnel", "Stage funnel", _funnel),
         ("strata", "Training groups by difficulty, family, length and duration", _strata),
         ("stages", "Waiting per stage, and Little's law", _stages),
+        ("slowdown", "Slowdown by length of the trajectory, from waiting for a slot", slowdown),
         ("flow", "Flow", _flow),
         ("updates", "Updates", _updates),
         ("signal", "Learning signal", learning),

@@ -10,7 +10,7 @@ class EngineCost(Section, frozen=True):
     """A processor-sharing engine in token work.
 
     Attributes:
-        slots: requests decoded at the same time; later ones wait in order of arrival.
+        slots: requests decoded at the same time; later ones wait by the age of their trajectory.
         decode: (active requests, tokens per second of all together), rising in the first; linear in between and from
             (0, 0), constant beyond. One point at `slots` makes the rate of a request independent of load.
         prefill_tokens_per_s: tokens per second in which a prompt, or a cache after a swap, is computed; None is free.

@@ -176,6 +176,7 @@ class SimulatedInference:
         turn = _Turn(
             work=work,
             context=sum(len(segment) for segment in request.prefix),
+            trajectory=request.trajectory,
             request=request,
             stop=stop,
             arrived_s=asyncio.get_running_loop().time(),
@@ -209,7 +210,7 @@ class SimulatedInference:
         job.version = self._current if request.pin_version is None else request.pin_version
         job.swaps = len(self._swaps)
         if self._prefill_work:
-            cached = self._cache.tokens((request.affinity, _episode_of(request)), job.version)
+            cached = self._cache.tokens((request.affinity, request.trajectory), job.version)
             job.prefill = max(0, job.context - cached) * self._prefill_work
             prompt = itertools.takewhile(lambda segment: segment.origin is not Origin.POLICY, request.prefix)
             self._cache.put(request.affinity, job.version, sum(len(segment) for segment in prompt))
@@ -243,7 +244,7 @@ class SimulatedInference:
             pieces.append((version, end - start))
         self.sampled_tokens += sum(count for _, count in pieces)
         if self._prefill_work and is_whole and (self._cost.on_swap == "rebuild" or version == turn.version):
-            self._cache.put(_episode_of(turn.request), version, turn.context + end)
+            self._cache.put(turn.request.trajectory, version, turn.context + end)
         stop = turn.stop if finish is FinishReason.STOP else None
         last = len(pieces) - 1
         return [
@@ -390,10 +391,6 @@ class _PrefixCache:
         """Tokens cached under this very version, by the key that holds most."""
         found = [self._entries[key] for key in keys if key in self._entries]
         return max((count for held, count in found if held == version), default=0)
-
-
-def _episode_of(request: GenerateRequest) -> str:
-    return request.request_id.partition("/")[0]
 
 
 def _rejected(message: str) -> InferenceError:

@@ -8,12 +8,12 @@ Invariant: V changes only in `_advance`, and exactly one timer stands, at the ea
 """
 
 import asyncio
-import collections
 import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable
 
+from headrace.scheduling.seniority import TurnLine
 from headrace.simulation.costs import EngineCost
 
 
@@ -24,6 +24,7 @@ class Job:
     Attributes:
         work: tokens to sample, a real number.
         context: tokens that it attends to when it enters.
+        trajectory: names the sequence that it goes on with; its age decides who gets a slot.
         prefill: work before its first token, in tokens of decoding; set when it enters.
         start: the work clock when it entered; None while it waits.
         start_s: the time when it entered.
@@ -32,6 +33,7 @@ class Job:
 
     work: float
     context: int
+    trajectory: str
     prefill: float = 0.0
     start: float | None = None
     start_s: float = 0.0
@@ -45,7 +47,7 @@ class Job:
 
 
 class SharedServer:
-    """Slots with a queue in order of arrival before them.
+    """Slots with a line before them in the order of the embedded engine.
 
     Attributes:
         slot_seconds: integral of the number of active jobs over time.
@@ -68,7 +70,7 @@ class SharedServer:
         self._on_enter = on_enter
         self._on_leave = on_leave
         self._births = itertools.count()
-        self._waiting: collections.deque[Job] = collections.deque()
+        self._waiting: TurnLine[Job] = TurnLine()
         self._active: dict[Job, None] = {}
         self._departures: list[tuple[float, int, Job]] = []
         self._context = 0.0
@@ -93,7 +95,7 @@ class SharedServer:
         return self._clock
 
     def submit(self, job: Job) -> None:
-        """Takes a job in: into a slot, or to the end of the queue."""
+        """Takes a job in: into a slot, or to its place in the line."""
         self._advance()
         self._waiting.append(job)
         self._settle()
@@ -103,8 +105,7 @@ class SharedServer:
         self._advance()
         if job in self._active:
             self._leave(job, self._clock)
-        elif job in self._waiting:
-            self._waiting.remove(job)
+        elif self._waiting.remove(job):
             job.end = self._clock
         self._settle()
 

@@ -14,8 +14,10 @@ from headrace.errors import ConfigError, InferenceError, Outcome
 from headrace.inference.core import EngineCore
 from headrace.inference.options import EngineOptions
 from headrace.inference.rows import Rows
+from headrace.ports import TurnTiming
 from headrace.records.ids import PolicyRef
 from headrace.records.segment import FinishReason
+from headrace.scheduling.seniority import AGEING_TURNS, TurnLine
 
 TOLERANCE = 2e-5
 
@@ -339,6 +341,36 @@ def test_a_long_prompt_is_prefilled_among_endless_short_ones(folder: PolicyFolde
             break
     assert len(results["long/0"].ids) == 4
     assert step < 25
+
+
+def _steps_of_a_long_trajectory(folder: PolicyFolder, num_short: int, ageing_turns: int) -> int:
+    """Steps that a trajectory of twenty turns takes beside endless sequences of trajectories of one turn."""
+    core, step, turn = make_core(folder), 0, 0
+    core._lineup.waiting = TurnLine(ageing_turns)
+    # Of several lengths, so that slots come free one by one.
+    shorts = (request(f"short{index}/0", prompt(1, 2, 3), max_tokens=2 + index % 4) for index in itertools.count())
+    for short in itertools.islice(shorts, num_short):
+        core.submit(short)
+    core.submit(request("long/0", prompt(*some_ids(20)), max_tokens=4))
+    while True:
+        step += 1
+        ended = [output.request_id for output in core.step() if isinstance(output.item, TurnTiming)]
+        for name in ended:
+            if not name.startswith("long"):
+                core.submit(next(shorts))
+            elif turn == 19:
+                return step
+            else:
+                turn += 1
+                core.submit(request(f"long/{turn}", prompt(*some_ids(20 + 4 * turn)), max_tokens=4))
+
+
+def test_a_long_trajectory_among_endless_short_ones_takes_at_most_three_times_its_steps_alone(
+    folder: PolicyFolder,
+) -> None:
+    alone = _steps_of_a_long_trajectory(folder, 0, AGEING_TURNS)
+    assert _steps_of_a_long_trajectory(folder, 32, AGEING_TURNS) <= 3 * alone
+    assert _steps_of_a_long_trajectory(folder, 32, ageing_turns=0) > 6 * alone
 
 
 def test_score_equals_the_trainer_s_view_and_the_behaviour(folder: PolicyFolder) -> None:

@@ -117,11 +117,14 @@ class Log:
         forks: Sequence[ForkCause] = (),
         cpu_s: float = 0.25,
         version: int = 0,
+        wait_s: float = 0.0,
     ) -> Address:
         transcript = make_transcript(
             episode, task, terminal or Success(), actions, malformed=malformed, forks=forks, version=version
         )
-        side = SideRecord(transcript.address, 1, 0.5, 0.1, 0.0, 1.0, 0, Metering(0.1, cpu_s), 2 * len(actions))
+        side = SideRecord(
+            transcript.address, 1, 0.5, 0.1, wait_s, 1.0 + wait_s, 0, Metering(0.1, cpu_s), 2 * len(actions)
+        )
         sealed = TranscriptSealed(
             self.row(transcript),
             self.row(side),

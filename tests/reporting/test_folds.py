@@ -285,6 +285,17 @@ def test_waits_are_taken_from_turns_calls_gradings_and_groups():
     assert waits["training"].mean_s is None
 
 
+def test_slowdown_by_length_is_wall_time_over_the_same_without_waiting_for_slots():
+    log = Log()
+    task = log.draw(0.0, 0)
+    for member, wait_s in enumerate((0.0, 1.0, 3.0)):
+        log.start(0.0, episode_id(0, member), task)
+        log.seal(1.0 + wait_s, episode_id(0, member), task, wait_s=wait_s)
+    (row,) = report_of(log).slowdowns
+    assert (row.trajectories, row.mean_turns, row.mean_wait_s) == (3, 1.0, pytest.approx(4 / 3))
+    assert (row.mean_slowdown, row.max_slowdown) == (pytest.approx(7 / 3), 4.0)
+
+
 def test_the_states_of_a_worker_sum_to_wall_time_to_the_nanosecond():
     log = Log()
     log.worker(0.1, "engine", WorkerState.IDLE)

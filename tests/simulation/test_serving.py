@@ -4,6 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
+from headrace.scheduling.seniority import AGEING_TURNS, TurnLine
 from headrace.simulation.costs import EngineCost
 from headrace.simulation.loop import run_virtual
 from headrace.simulation.serving import Job, SharedServer
@@ -39,7 +40,7 @@ async def _served(
 ) -> tuple[list[float], float]:
     loop = asyncio.get_running_loop()
     departed = [float("nan")] * len(arrivals)
-    jobs = [Job(work=work, context=0) for _, work in arrivals]
+    jobs = [Job(work=work, context=0, trajectory=str(index)) for index, (_, work) in enumerate(arrivals)]
     number = {job: index for index, job in enumerate(jobs)}
 
     def leave(job: Job) -> None:
@@ -76,10 +77,43 @@ def test_a_rate_independent_of_load_makes_work_seconds_exactly():
     assert slot_seconds == pytest.approx(sum(works))
 
 
-def test_beyond_the_slots_jobs_wait_in_order_of_arrival():
+def test_beyond_the_slots_trajectories_of_one_turn_wait_in_order_of_arrival():
     arrivals = [(0.0, 5.0), (0.0, 1.0), (0.1, 1.0), (0.2, 1.0)]
     departed, _ = run_virtual(_served(arrivals, EngineCost(slots=2, decode=((2, 2.0),)), []))
     assert departed == pytest.approx([5.0, 1.0, 2.0, 3.0])
+
+
+_TURNS, _SHORT, _SLOTS = 20, 64, 4
+
+
+async def _long_among_short(num_short: int, ageing_turns: int) -> float:
+    """Seconds that a trajectory of twenty turns takes beside so many endless sequences of trajectories of one turn."""
+    loop, cost = asyncio.get_running_loop(), EngineCost(slots=_SLOTS, decode=((_SLOTS, float(_SLOTS)),))
+    names, done, turns = itertools.count(), loop.create_future(), itertools.count(1)
+
+    def leave(job: Job) -> None:
+        if job.trajectory != "long":
+            server.submit(Job(work=1.0, context=0, trajectory=f"short {next(names)}"))
+        elif next(turns) < _TURNS:
+            # Its environment takes as long as a turn.
+            loop.call_later(1.0, server.submit, Job(work=1.0, context=0, trajectory="long"))
+        else:
+            done.set_result(loop.time())
+
+    server = SharedServer(cost, on_enter=lambda job: None, on_leave=leave)
+    server._waiting = TurnLine(ageing_turns)
+    for index in range(num_short):
+        # Spread, so that slots come free one by one.
+        loop.call_at(index / num_short, server.submit, Job(work=1.0, context=0, trajectory=f"first {index}"))
+    loop.call_at(1.0, server.submit, Job(work=1.0, context=0, trajectory="long"))
+    ended_s = await done
+    return ended_s - 1.0
+
+
+def test_a_long_trajectory_among_endless_short_ones_takes_at_most_three_times_its_time_alone():
+    alone_s = run_virtual(_long_among_short(0, AGEING_TURNS))
+    assert run_virtual(_long_among_short(_SHORT, AGEING_TURNS)) <= 3 * alone_s
+    assert run_virtual(_long_among_short(_SHORT, ageing_turns=0)) > 6 * alone_s
 
 
 def test_work_is_conserved_at_the_saturated_rate():
@@ -97,7 +131,7 @@ def test_a_long_context_slows_everyone_down():
             on_enter=lambda job: None,
             on_leave=lambda job: done.set_result(loop.time()),
         )
-        server.submit(Job(work=1.0, context=context))
+        server.submit(Job(work=1.0, context=context, trajectory="a"))
         return await done
 
     assert run_virtual(main(0)) == pytest.approx(1.0)

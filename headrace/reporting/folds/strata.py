@@ -91,8 +91,8 @@ def strata(index: RunIndex) -> Strata:
     for group in groups:
         difficulties.setdefault((0.0, group.difficulty), []).append(group)
         families.setdefault((0.0, group.family), []).append(group)
-        tables["length"].setdefault(_octave(lengths.get(str(group.id)), "tokens"), []).append(group)
-        tables["duration"].setdefault(_octave(_duration_s(group), "s"), []).append(group)
+        tables["length"].setdefault(octave(lengths.get(str(group.id)), "tokens"), []).append(group)
+        tables["duration"].setdefault(octave(_duration_s(group), "s"), []).append(group)
     return Strata(
         difficulty=_rows(difficulties),
         family=_rows(families),
@@ -163,7 +163,7 @@ def _duration_s(group: GroupLife) -> float | None:
     return (end_ns - group.admitted_ns) / 1e9
 
 
-def _octave(value: float | None, unit: str) -> tuple[float, str]:
+def octave(value: float | None, unit: str) -> tuple[float, str]:
     """Sorting key and name of the power-of-two interval that holds the value; unknown ones come last."""
     if value is None:
         return math.inf, "not finished"
