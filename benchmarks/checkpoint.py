@@ -2,8 +2,8 @@
 
 Run: `python -m benchmarks.checkpoint [--repeats N]`. The trainer of `examples/arithmetic/train.toml` (its model, optimizer
 and batch of 128 rows, of 88 tokens each) scores and updates, then writes weights, optimizer, random state and manifest to a
-real disk, in turns. Episodes go on during a save, but the trainer does nothing else: its next update waits at most for what is
-printed as the save. Floors: the same bytes in one file, synced once, and their SHA-256. Every checkpoint is verified and loaded.
+real disk, in turns. Episodes go on during a save, but the trainer does nothing else: its next update waits at most for
+what is printed as the save. Floors: the same bytes in one file, synced once, and their SHA-256. Each one is loaded back.
 """
 
 import argparse
