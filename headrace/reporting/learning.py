@@ -122,7 +122,7 @@ def _replay(report: RunReport) -> Iterator[str | Grid]:
         return
     yield (
         f"replay {config.algorithm.replay.kind}: {percent(replay.share)} of the rows trained before, in {replay.groups:,} "
-        f"uses of a group, the {replay.largest_use}. use at most; lag mean {number(replay.mean_lag)}, oldest "
+        f"uses of a group, at most use {replay.largest_use}; lag mean {number(replay.mean_lag)}, oldest "
         f"{replay.oldest_lag}; of replayed rows alone smallest ESS {number(replay.smallest_ess)}, largest weight "
         f"{number(replay.largest_weight)}"
     )

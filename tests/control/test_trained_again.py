@@ -169,6 +169,6 @@ def test_the_report_tells_replayed_rows_apart_and_information_counts_them_once()
     assert 0.0 < signal.share <= REPLAY["share"]
     lines = [line for line in learning(report_run(result.events, disk.storage.read), True) if isinstance(line, str)]
     (line,) = [line for line in lines if line.startswith("replay recent: ")]
-    assert f"in {signal.groups} uses of a group, the 3. use at most" in line
+    assert f"in {signal.groups} uses of a group, at most use 3;" in line
     assert f"oldest {signal.oldest_lag}; of replayed rows alone smallest ESS" in line
     assert sum(signal.retired.values()) == sum(len(item.retired) for item in payloads(result, BatchSelected)) > 0
