@@ -1,11 +1,12 @@
 """A run whose policy writes to files, which kills itself at a chosen moment: `folder_job.py FOLDER MOMENT EFFECT`.
 
-Each member says `one` and then `two`, and is done. The environment is a workspace (`EFFECT` snapshot), or a part that
-appends to a file outside (`external`). `MOMENT`: `never`; `executed` once `two` was executed and its revision is not stored;
-`stored` once the revision is stored and nobody was told; `committed` once its COMMIT is recorded and not on disk; `intended`
-before `two` reaches the executor; `stopped` ends as SIGTERM does; `paused acting`, `paused consuming` and `paused
-publishing` stand still before `two`, with a batch selected that is not on disk, and before the COMMIT of version 1, until
-somebody wakes them.
+Each member says `one` and then `two`, and is done. The environment is a workspace (`EFFECT` snapshot), a part that appends
+to a file outside (`external`), or a confined interpreter for each episode (`interpreter`). `MOMENT`: `never`;
+`executed` once `two` was executed and its revision is not stored; `stored` once the revision is stored and nobody was
+told; `committed` once its COMMIT is recorded and not on disk; `intended` before `two` reaches the executor; `stopped`
+ends as SIGTERM does; `paused acting`, `paused consuming` and `paused publishing` stand still before `two`, with a batch
+selected that is not on disk, and before the COMMIT of version 1, until somebody wakes them; `paused calling` stands still
+in `two` with a sandbox open.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from headrace.environments.workspace.store import RevisionStore
 from headrace.graders.inline import InlineGrader
 from headrace.graders.parts import PythonGrader, PythonGraderOptions
 from headrace.harness import open_harness
-from headrace.records.action import ActionCommitted, ActionIntended
+from headrace.records.action import ActionCommitted, ActionIntended, EffectClass
 from headrace.records.batch import BatchSelected
 from headrace.records.events import Event
 from headrace.records.ids import EpisodeId, PolicyId
@@ -50,6 +51,8 @@ def config_of(effect: str) -> Config:
     environment: dict[str, Any] = {"kind": "python", "options": part}
     if effect == "snapshot":
         environment = {"kind": "workspace", "options": {"tools": ["shell"], "programs": ["sh", "cat"], "by": "overlay"}}
+    if effect == "interpreter":
+        environment = {"kind": "sandbox", "options": {"tools": ["python"]}}
     tree: dict[str, Any] = {
         "run": {"seed": 3, "updates": 1, "deterministic": True},
         "budget": {"turns": 4, "turn_tokens": 300, "episode_tokens": 900},
@@ -82,6 +85,9 @@ def script(folder: Path, effect: str):
         word = WORDS[step]
         if effect == "snapshot":
             return ScriptedTurn(calls=('{"name":"shell","arguments":{"code":"echo ' + word + ' >> log; cat log"}}',))
+        if effect == "interpreter":
+            code = f"import os; os.makedirs('artifact', exist_ok=True); print('{word}', file=open('artifact/log', 'a'))"
+            return ScriptedTurn(calls=('{"name":"python","arguments":{"code":"' + code + '"}}',))
         path, line = str(folder / "outside"), f"{episode.group.ordinal}.{episode.member} {word}"
         return ScriptedTurn(calls=('{"name":"append","arguments":{"path":"' + path + '","line":"' + line + '"}}',))
 
@@ -94,7 +100,7 @@ def die() -> None:
 
 def doom(moment: str) -> None:
     """Arms the moments that are no event."""
-    put, start = RevisionStore.put, Caller.start
+    put, start, pauses = RevisionStore.put, Caller.start, iter([True])
 
     def dying_put(self: RevisionStore, episode: Any, tree: Any, contents: Any) -> Any:
         is_doomed = any(entry.size_bytes == len("one\ntwo\n") for entry in tree.values())
@@ -108,7 +114,10 @@ def doom(moment: str) -> None:
     async def dying_start(self: Caller, layers: Any, is_overlay: bool, size_bytes: int) -> Any:
         if size_bytes and moment == "intended":
             die()
-        return await start(self, layers, is_overlay, size_bytes)
+        process = await start(self, layers, is_overlay, size_bytes)
+        if size_bytes and moment == "paused calling" and next(pauses, False):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return process
 
     RevisionStore.put, Caller.start = dying_put, dying_start
 
@@ -130,6 +139,10 @@ class Observer:
             case ActionIntended(action=action) if self._moment == "stopped" and action.id.step == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             case ActionIntended(action=action) if self._moment == "paused acting" and action.id.step == 1:
+                self._pause()
+            case ActionIntended(action=action, effect=EffectClass.RESETTABLE) if (
+                self._moment == "paused calling" and action.id.step == 1
+            ):
                 self._pause()
             case BatchSelected() if self._moment == "paused consuming":
                 self._pause()

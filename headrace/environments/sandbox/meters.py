@@ -184,7 +184,7 @@ class MeterFactory:
     def __init__(self, options: SandboxOptions, kinds: tuple[str, ...] = ("cgroup2", "cgroup1", "rusage")) -> None:
         self._options = options
         self._kinds = kinds
-        self._parents = _own_groups()
+        self._parents = own_groups()
         for parent in dict.fromkeys(self._parents.values()):
             _sweep(parent)
 
@@ -214,7 +214,7 @@ class MeterFactory:
         return dict.fromkeys(_V1_CONTROLLERS, unified)
 
 
-def _own_groups() -> dict[str, Path]:
+def own_groups() -> dict[str, Path]:
     """Folder of this process's control group by controller; the unified hierarchy has the empty name."""
     mounts: dict[str, Path] = {}
     for line in _read(Path("/proc/self/mounts")).splitlines():
