@@ -16,6 +16,7 @@ COMMANDS = (
     "show",
     "verify",
     "repair",
+    "prune",
     "report",
     "export",
     "plan",

@@ -1,4 +1,4 @@
-"""`ls`, `show`, `verify`, `repair`, `report`, `export`."""
+"""`ls`, `show`, `verify`, `repair`, `prune`, `report`, `export`."""
 
 import argparse
 from pathlib import Path
@@ -12,6 +12,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_show(commands)
     _add_verify(commands)
     _add_repair(commands)
+    _add_prune(commands)
     _add_report(commands)
     _add_export(commands)
 
@@ -56,6 +57,22 @@ def _add_repair(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("--dry-run", action="store_true", help="says what would be done and writes nothing")
     parser.add_argument("--truncate", action="store_true", help="also cuts the events where they cannot be repaired")
     parser.set_defaults(run_command=_repair)
+
+
+def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = add_command(
+        commands,
+        "prune",
+        "Removes files of a run that nothing names any more: what crashes left behind, and dropped checkpoints.\n\n"
+        "With --weights also the weights of versions that no kept checkpoint, no held-out round under way and no recovery\n"
+        "needs; such a version cannot be evaluated, replayed or exported afterwards. The newest version always stays.",
+        "headrace prune run-001 --dry-run\nheadrace prune run-001 --weights",
+    )
+    parser.add_argument("run", help="the run's name or folder")
+    add_runs(parser)
+    parser.add_argument("--dry-run", action="store_true", help="says what would be removed and removes nothing")
+    parser.add_argument("--weights", action="store_true", help="also weights of older versions")
+    parser.set_defaults(run_command=_prune)
 
 
 def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -149,6 +166,19 @@ def _repair(options: argparse.Namespace) -> int:
     text, status = describe(report, is_dry_run=options.dry_run)
     print("\n".join(line[:9] + shortened(line[9:]) for line in text.splitlines()))
     return status
+
+
+def _prune(options: argparse.Namespace) -> int:
+    from headrace.runtime.folders import find_run
+    from headrace.runtime.pruning import prune_run
+
+    folder = find_run(options.runs, options.run)
+    found = prune_run(folder, includes_weights=options.weights, is_dry_run=options.dry_run)
+    verb = "would be removed" if options.dry_run else "removed"
+    print(f"{len(found.files)} files {verb}, {found.size_bytes / 1e6:.1f} MB; {found.kept} stay")
+    if found.temporary:
+        print(f"{found.temporary} half-written files removed")
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:
