@@ -23,7 +23,7 @@ from headrace.records.provenance import address_of
 from headrace.records.segment import GenerateRequest, TokenSegment
 from headrace.records.task import Task
 from headrace.records.terminal import Terminal
-from headrace.records.trajectory import Transcript
+from headrace.records.trajectory import ForkCause, Transcript
 from headrace.records.update import Activation, CanaryScore, RowScore, Standstill, UpdateResult
 from headrace.records.verdict import Submission, Verdict
 
@@ -203,6 +203,20 @@ class ObservedTokens(msgspec.Struct, frozen=True):
     neutralized: tuple[int, ...]
 
 
+class Rewritten(msgspec.Struct, frozen=True):
+    """A sequence as it reads once more follows, where the template does not leave it as it is.
+
+    Attributes:
+        kept: leading segments that stay, and are shared with the sequence before.
+        segments: what takes the place of the others: turns of the policy as HISTORY, the rest as it was.
+        cause: what rewrites it.
+    """
+
+    kept: int
+    segments: tuple[TokenSegment, ...]
+    cause: ForkCause
+
+
 class Harness(Protocol):
     """Renders records to tokens and parses tokens to calls. Pure and synchronous; never re-encodes sampled text."""
 
@@ -230,6 +244,10 @@ class Harness(Protocol):
 
     def object_to(self, problem: str, budget_tokens: int) -> ObservedTokens:
         """Tokens that tell the policy that its turn could not be read; one observation."""
+        ...
+
+    def rewrite(self, sequence: Sequence[TokenSegment], following: TokenSegment) -> Rewritten | None:
+        """How the sequence reads once `following` begins what the policy is shown next; None when it stays as it is."""
         ...
 
     def check(self, transcript: Transcript) -> None:

@@ -1,8 +1,8 @@
 """C2, consumption: each (transcript, use) is in at most one plan, and a plan is what its event and its selection say.
 
 A group that trains again is named apart with its use, which is later than its last, and every row of it says that use.
-Rows stand in the order (ordinal, member, path), never in that of arrival. Without access to rows only the events' own
-statements are compared.
+Rows stand in the order (ordinal, member, path), never in that of arrival; an episode has one for each path on which it
+sampled, so that every sampled token is trained once. Without access to rows only the events' own statements are compared.
 """
 
 from headrace.checkers.law import Bounds, Violation
@@ -11,6 +11,7 @@ from headrace.records.events import Event
 from headrace.records.experience import ReplayedGroup
 from headrace.records.ids import Address, GroupId
 from headrace.records.provenance import Read, read_record
+from headrace.records.trajectory import Transcript, TranscriptSealed
 
 
 class Consumption:
@@ -28,6 +29,7 @@ class Consumption:
         self._replayed: dict[int, frozenset[ReplayedGroup]] = {}
         self._uses: dict[GroupId, int] = {}
         self._last_update = 0
+        self._sealed: set[Address] = set()
         self._used: dict[tuple[Address, int, int], int] = {}
 
     def observe(self, event: Event) -> list[Violation]:
@@ -40,6 +42,9 @@ class Consumption:
                 before = self._selected.get(update, frozenset())
                 self._selected[update] = before.union(groups)
                 problems = [f"update {update} selects {group} twice" for group in groups if group in before]
+            case TranscriptSealed(transcript=transcript):
+                self._sealed.add(transcript)
+                return []
             case BatchPlanned():
                 problems = self._plan(event.payload)
             case _:
@@ -59,7 +64,8 @@ class Consumption:
             problems.append(f"update {planned.update} plans {extra}, which it did not select")
         problems += self._again(planned)
         if self._read is not None:
-            problems += self._rows(planned, read_record(self._read, planned.plan, BatchPlan))
+            plan = read_record(self._read, planned.plan, BatchPlan)
+            problems += self._rows(planned, plan) + self._missing_paths(plan, self._read)
         return problems
 
     def _again(self, planned: BatchPlanned) -> list[str]:
@@ -108,5 +114,19 @@ class Consumption:
                 problems.append(
                     f"use {row.use} of {row.group}.{row.member} ({row.transcript}) is in update {plan.update} "
                     f"and in update {earlier}"
+                )
+        return problems
+
+    def _missing_paths(self, plan: BatchPlan, read: Read) -> list[str]:
+        """Planned episodes whose rows are not the paths on which they sampled."""
+        planned: dict[Address, set[int]] = {}
+        for row in plan.rows:
+            planned.setdefault(row.transcript, set()).add(row.path)
+        problems: list[str] = []
+        for address, paths in planned.items():
+            sampled = set(read_record(read, address, Transcript).sampled_paths) if address in self._sealed else paths
+            if paths != sampled:
+                problems.append(
+                    f"update {plan.update} trains paths {sorted(paths)} of {address}, which sampled on {sorted(sampled)}"
                 )
         return problems

@@ -391,12 +391,17 @@ class _Attempt:
     def _within(self, count: int, observe: Callable[[int], ObservedTokens]) -> ObservedTokens:
         """Observations of one step that share what is left of `episode_tokens`, the template around them included.
 
+        Where they make the template rewrite what is before them, the episode goes on as a new path first.
         Each keeps at least one token, so a step that finds no room left runs over by its template and one token a call;
         no further turn then follows.
         """
         budget = self._budget
         left = budget.episode_tokens - self.trace.num_tokens
         observed = observe(max(1, min(budget.observation_tokens, left // count)))
+        rewritten = self._ports.harness.rewrite(self.trace.segments, observed.segments[0])
+        if rewritten is not None:
+            self.trace.fork(rewritten)
+            left = budget.episode_tokens - self.trace.num_tokens
         over = num_tokens(observed.segments) - left
         if over <= 0:
             return observed
@@ -405,7 +410,7 @@ class _Attempt:
 
     def _observe(self, receipts: list[tuple[Action, Receipt, int]], observed: ObservedTokens) -> None:
         """Records each observation, and where it stands in the sequence."""
-        first = len(self.trace.segments)
+        first = len(self.trace.segments) - self.trace.own_start
         for position, (action, receipt, commit) in enumerate(receipts):
             index = observed.observation_indices[position]
             shown = ActionObserved(
@@ -426,7 +431,7 @@ class _Attempt:
                     status=receipt.status,
                     output=receipt.output,
                     output_bytes=receipt.output_bytes,
-                    path=0,
+                    path=len(self.trace.left),
                     segment=first + index,
                     revision=receipt.revision,
                 )

@@ -1,6 +1,6 @@
 """The statistical gate: may these rows train, as much as they are, or at all?
 
-Invariant: it judges raw sequence weights, before any correction, and changes the fewest rows, furthest from weight 1 first,
+Invariant: it judges raw weights of episodes, before any correction, and changes the fewest, furthest from weight 1 first,
 without which the batch holds its bounds. Two batches of one lag may be judged differently: a lag says how many updates
 went by, the weights say how far they went.
 """
@@ -69,27 +69,36 @@ class StatisticalGate:
         found = breaches(self._gate, signal_figures(scores))
         if not found or self._gate.action == "pass":
             return GateDecision("pass", found, {})
-        far = sorted(scores, key=lambda score: (-abs(score.log_ratio_sum), score.transcript, score.path))
+        episodes: dict[Address, list[RowScore]] = {}
+        for score in sorted(scores, key=lambda score: (score.transcript, score.path)):
+            episodes.setdefault(score.transcript, []).append(score)
+        far = sorted(episodes.values(), key=lambda rows: -abs(_log_weight(rows)))
         affected = self._fewest(far)
         if affected == len(far):
-            return GateDecision("mask", found, {(score.transcript, score.path): 0.0 for score in far})
-        factors = dict.fromkeys(((score.transcript, score.path) for score in far[:affected]), 0.0)
-        if self._gate.action == "downweight":
-            edge = abs(far[affected].log_ratio_sum)
-            for score in far[:affected]:
-                factors[score.transcript, score.path] = math.exp(edge - abs(score.log_ratio_sum))
+            return GateDecision("mask", found, {(score.transcript, score.path): 0.0 for score in scores})
+        edge = abs(_log_weight(far[affected])) if self._gate.action == "downweight" else -math.inf
+        factors = {
+            (score.transcript, score.path): math.exp(edge - abs(_log_weight(rows)))
+            for rows in far[:affected]
+            for score in rows
+        }
         return GateDecision(self._gate.action, found, factors)
 
-    def _fewest(self, far: Sequence[RowScore]) -> int:
-        """Rows to change, the furthest first, so that the others hold the bounds; all when no others do."""
+    def _fewest(self, far: Sequence[Sequence[RowScore]]) -> int:
+        """Episodes to change, the furthest first, so that the others hold the bounds; all when no others do."""
         low, high = 1, len(far)
         while low < high:
             middle = (low + high) // 2
-            if breaches(self._gate, signal_figures(far[middle:])):
+            if breaches(self._gate, signal_figures([score for rows in far[middle:] for score in rows])):
                 low = middle + 1
             else:
                 high = middle
         return low
+
+
+def _log_weight(rows: Sequence[RowScore]) -> float:
+    """Log of an episode's weight."""
+    return sum(row.log_ratio_sum for row in rows)
 
 
 def breaches(gate: Gate, figures: SignalFigures) -> tuple[Breach, ...]:

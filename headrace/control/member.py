@@ -172,16 +172,13 @@ class MemberRunner:
         transcript = sealed.transcript
         reward = reward_of(verdict, self._reward_rule)
         counts: dict[int, int] = {}
-        paths: set[int] = set()
-        for index, path in enumerate(transcript.paths):
-            for segment in path.segments:
-                if (policy := segment.policy) is not None:
-                    counts[policy.version] = counts.get(policy.version, 0) + len(segment)
-                    paths.add(index)
+        for segment in transcript.sampled():
+            if segment.policy is not None:
+                counts[segment.policy.version] = counts.get(segment.policy.version, 0) + len(segment)
         return MemberOutcome(
             result=MemberResult(transcript.episode, sealed.address, verdict.address, reward),
             sampled=Sampled(tuple(sorted(counts.items()))),
-            paths=tuple(sorted(paths)),
+            paths=transcript.sampled_paths,
             num_tokens=transcript.num_tokens,
             components=dict(verdict.outcome.components) if isinstance(verdict.outcome, Scored) else None,
             is_truncated=isinstance(transcript.terminal, Truncated),

@@ -1,6 +1,7 @@
 """What scoring and updating said of a batch, summed up over all rows and by difficulty.
 
-Invariant: figures are of raw weights, before any correction; rows are joined by (transcript, path), never by position.
+Invariant: figures are of raw weights, before any correction; rows are joined by (transcript, path), never by position. A
+weight is an episode's: rows of one that forked are factors of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,13 +47,16 @@ def batch_scored(
 
 def signal_figures(scores: Sequence[RowScore]) -> SignalFigures:
     """The figures of at least one row."""
-    logs_B = [score.log_ratio_sum for score in scores]
+    by_episode: dict[Address, float] = {}
+    for score in scores:
+        by_episode[score.transcript] = by_episode.get(score.transcript, 0.0) + score.log_ratio_sum
+    logs_E = list(by_episode.values())
     tokens = sum(score.num_tokens for score in scores)
-    mean, ends = mean_weight(logs_B), tail(logs_B)
+    mean, ends = mean_weight(logs_E), tail(logs_E)
     return SignalFigures(
         rows=len(scores),
         tokens=tokens,
-        ess_fraction=effective_sample_size(logs_B).fraction,
+        ess_fraction=effective_sample_size(logs_E).fraction,
         mean_weight=mean.mean,
         mean_weight_z=mean.z,
         p50=ends.p50,
@@ -60,8 +64,8 @@ def signal_figures(scores: Sequence[RowScore]) -> SignalFigures:
         p99=ends.p99,
         maximum=ends.maximum,
         largest_share=ends.largest_share,
-        k_hat=pareto_k_hat(logs_B, has_prior=True),
-        kl_k1=-sum(logs_B) / max(1, tokens),
+        k_hat=pareto_k_hat(logs_E, has_prior=True),
+        kl_k1=-sum(logs_E) / max(1, tokens),
         kl_k2=sum(score.k2_sum for score in scores) / max(1, tokens),
         kl_k3=sum(score.k3_sum for score in scores) / max(1, tokens),
         outside=_outside(scores, tokens),

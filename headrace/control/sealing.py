@@ -11,28 +11,35 @@ import msgspec
 from headrace.control.recorder import Recorder, sealed_row
 from headrace.control.recovery import AttemptPast
 from headrace.errors import IntegrityError
-from headrace.ports import Harness
+from headrace.ports import Harness, Rewritten
 from headrace.records.execution import Metering
 from headrace.records.ids import Address, EpisodeId
 from headrace.records.provenance import PolicyVersion, Provenance
 from headrace.records.segment import TokenSegment, num_tokens
 from headrace.records.task import Task
 from headrace.records.terminal import Limit, Terminal, terminal_name
-from headrace.records.trajectory import ActionOutcome, Path, SideRecord, Transcript, TranscriptSealed
+from headrace.records.trajectory import ActionOutcome, Path, PathParent, SideRecord, Transcript, TranscriptSealed
 from headrace.records.verdict import Verdict
 
 AGENT = "policy"
-"""Name of the one agent of a single-path episode."""
+"""Name of the one agent of an episode."""
 
 
 @dataclasses.dataclass
 class EpisodeTrace:
-    """What has happened in a running episode. Owned by its driver; becomes records when sealed."""
+    """What has happened in a running episode. Owned by its driver; becomes records when sealed.
+
+    Attributes:
+        segments: the whole sequence of the present path, what it shares with its parent in front.
+        num_tokens: tokens of all paths, shared ones once.
+    """
 
     episode: EpisodeId
     task: Task
     task_address: Address
     segments: list[TokenSegment] = dataclasses.field(default_factory=list[TokenSegment])
+    left: list[Path] = dataclasses.field(default_factory=list[Path])
+    parent: PathParent | None = None
     actions: list[ActionOutcome] = dataclasses.field(default_factory=list[ActionOutcome])
     limits_hit: list[Limit] = dataclasses.field(default_factory=list[Limit])
     final_text: str = ""
@@ -51,6 +58,23 @@ class EpisodeTrace:
         """Appends segments to the sequence."""
         self.segments.extend(segments)
         self.num_tokens += num_tokens(segments)
+
+    def fork(self, rewritten: Rewritten) -> None:
+        """Goes on as a new path, from where the sequence stays as it is."""
+        path = len(self.left)
+        self.left.append(self.present())
+        self.parent = PathParent(path, rewritten.kept, rewritten.cause)
+        del self.segments[rewritten.kept :]
+        self.extend(rewritten.segments)
+
+    def present(self) -> Path:
+        """The present path, as far as it goes."""
+        return Path(AGENT, tuple(self.segments[self.own_start :]), self.parent)
+
+    @property
+    def own_start(self) -> int:
+        """Segments that the present path shares with its parent."""
+        return 0 if self.parent is None else self.parent.segment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +121,7 @@ class Sealer:
             episode=trace.episode,
             task=trace.task_address,
             provenance=Provenance(trace.task_address, self._policies(trace), self._harness.version, self._environment),
-            paths=(Path(AGENT, tuple(trace.segments)),),
+            paths=(*trace.left, trace.present()),
             actions=tuple(trace.actions),
             terminal=terminal,
             limits_hit=tuple(trace.limits_hit),
@@ -147,7 +171,8 @@ class Sealer:
         return Sealed(transcript, sealed.transcript, artifact, verdicts)
 
     def _policies(self, trace: EpisodeTrace) -> tuple[PolicyVersion, ...]:
-        found = {segment.policy for segment in trace.segments if segment.policy is not None}
+        paths = (*trace.left, trace.present())
+        found = {segment.policy for path in paths for segment in path.segments if segment.policy is not None}
         missing = [policy for policy in found if policy.version not in self._weights]
         if missing:
             raise IntegrityError(f"{trace.episode}: sampled by {missing[0]}, which was never committed")

@@ -28,7 +28,7 @@ from headrace.harness.calls import CallLimits, CallReader, MalformedCall
 from headrace.harness.checks import check_transcript
 from headrace.harness.codec import TextCodec
 from headrace.harness.observations import ObservationEncoder
-from headrace.ports import ObservedTokens
+from headrace.ports import ObservedTokens, Rewritten
 from headrace.records.arrays import Int32Bytes, IntArray, as_int32, int32_bytes
 from headrace.records.harness import ParsedTurn, ParseStatus, ToolSchema
 from headrace.records.ids import Address
@@ -157,6 +157,9 @@ class ChatMLHarness:
 
     def object_to(self, problem: str, budget_tokens: int) -> ObservedTokens:
         return self.observe((f"error: {problem}".encode("utf-8", "replace"),), budget_tokens)
+
+    def rewrite(self, sequence: Sequence[TokenSegment], following: TokenSegment) -> Rewritten | None:
+        return None
 
     def check(self, transcript: Transcript) -> None:
         check_transcript(self, transcript)

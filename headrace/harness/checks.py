@@ -9,6 +9,7 @@ from typing import Protocol
 
 from headrace.errors import IntegrityError
 from headrace.harness.codec import TextCodec
+from headrace.ports import Rewritten
 from headrace.records.arrays import Int32Bytes, IntArray, as_int32
 from headrace.records.harness import ParsedTurn, ParseStatus
 from headrace.records.segment import FinishReason, Origin, TokenSegment
@@ -39,6 +40,10 @@ class SequenceMaker(Protocol):
         """What the policy said."""
         ...
 
+    def rewrite(self, sequence: Sequence[TokenSegment], following: TokenSegment) -> Rewritten | None:
+        """How the sequence reads once more follows; None when it stays as it is."""
+        ...
+
     def is_shown_by(self, output: bytes, ids: IntArray) -> bool:
         """Whether the ids read as this output."""
         ...
@@ -63,6 +68,10 @@ def check_sequence(harness: SequenceMaker, segments: Sequence[TokenSegment]) -> 
                 if not control_ids.isdisjoint(ids := segment.ids_T.tolist()):
                     found = sorted(control_ids.intersection(ids))
                     raise IntegrityError(f"segment {index}: an observation holds control ids {found}")
+            case Origin.HISTORY if before is None or before.origin is not Origin.TEMPLATE:
+                raise IntegrityError(f"segment {index}: history of a turn without an opening before it")
+            case Origin.HISTORY:
+                pass
             case Origin.POLICY:
                 _check_policy(harness, segment, before, index)
         if before is not None and before.origin is Origin.POLICY:
@@ -73,12 +82,13 @@ def check_sequence(harness: SequenceMaker, segments: Sequence[TokenSegment]) -> 
 def check_transcript(harness: SequenceMaker, transcript: Transcript) -> None:
     """Raises IntegrityError when a path breaks `check_sequence`, or texts and ids tell different stories.
 
-    The final text is the decoded last turn, each action is the call that its turn's ids spell, and each observation
-    shows the output on record.
+    A path forks exactly where this harness rewrites its parent, and shows what that leaves of it. The final text is the
+    decoded last turn, each action is the call that its turn's ids spell, and each observation shows the output on record.
     """
     for path in range(len(transcript.paths)):
         check_sequence(harness, transcript.sequence(path))
-    turns = list(sampled_turns(transcript.sequence(0)))
+        _check_fork(harness, transcript, path)
+    turns = [turn for path in transcript.paths for turn in sampled_turns(path.segments)]
     if transcript.final_text:
         last = harness.parse(turns[-1]) if turns else None
         if last is None or last.status is not ParseStatus.FINAL or last.text != transcript.final_text:
@@ -88,8 +98,6 @@ def check_transcript(harness: SequenceMaker, transcript: Transcript) -> None:
         segment = transcript.paths[outcome.path].segments[outcome.segment]
         if not harness.is_shown_by(outcome.output, segment.ids_T):
             raise IntegrityError(f"{action.id}: the observation does not show the output on record")
-        if outcome.path:
-            continue  # steps count over the whole episode, and only the root path holds every one of them
         calls = harness.parse(turns[action.id.step]).calls if action.id.step < len(turns) else ()
         if action.id.ordinal >= len(calls):
             raise IntegrityError(f"{action.id}: the sampled ids of its turn hold no such call")
@@ -107,6 +115,28 @@ def sampled_turns(segments: Sequence[TokenSegment]) -> Iterator[IntArray]:
         elif parts:
             yield as_int32(Int32Bytes(b"".join(part.ids for part in parts)))
             parts = []
+
+
+def _check_fork(harness: SequenceMaker, transcript: Transcript, index: int) -> None:
+    node, where = transcript.paths[index], f"{transcript.episode}: path {index}"
+    sequence, start = transcript.sequence(index), transcript.own_start(index)
+    if node.parent is not None:
+        start += node.num_carried
+        following = sequence[start : start + 1]
+        rewritten = harness.rewrite(transcript.sequence(node.parent.path), following[0]) if following else None
+        if rewritten is None:
+            raise IntegrityError(f"{where} forks where the harness goes on")
+        if (node.parent.segment, node.parent.cause) != (rewritten.kept, rewritten.cause):
+            raise IntegrityError(
+                f"{where} forks at segment {node.parent.segment} by {node.parent.cause.value}, the harness at "
+                f"{rewritten.kept} by {rewritten.cause.value}"
+            )
+        if node.segments[: node.num_carried] != rewritten.segments:
+            raise IntegrityError(f"{where} shows another history than the harness makes of its parent")
+    for place in range(start + 1, len(sequence)):
+        is_answer = sequence[place - 1].origin is Origin.POLICY and sequence[place].origin is Origin.TEMPLATE
+        if is_answer and harness.rewrite(sequence[:place], sequence[place]) is not None:
+            raise IntegrityError(f"{where} goes on at segment {place}, where the harness forks")
 
 
 def _check_follower(before: TokenSegment, segment: TokenSegment, index: int) -> None:

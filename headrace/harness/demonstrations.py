@@ -48,7 +48,7 @@ def render_demonstration(
 
     Raises:
         ValueError: when there is no turn, a turn has another number of outputs than calls, a turn without calls is
-            not the last one, or the last one is not final.
+            not the last one, the last one is not final, or the harness would fork: a demonstration is one sequence.
     """
     if not turns:
         raise ValueError("a demonstration without turns shows nothing")
@@ -61,6 +61,8 @@ def render_demonstration(
         if (after is None) is not (index == len(turns) - 1):
             raise ValueError(f"turn {index} of {len(turns)}: exactly the last turn of a demonstration is final")
         shown = after.segments if after else ()
+        if shown and harness.rewrite([*segments, own], shown[0]) is not None:
+            raise ValueError(f"turn {index} of {len(turns)} is rewritten by what follows; a demonstration cannot fork")
         segments += (own, *shown)
         masks += [True, *[False] * len(shown)]
     ids_T = np.concatenate([segment.ids_T for segment in segments])

@@ -2,7 +2,8 @@
 
 Invariant: the first prompt is rendered once; each later turn is the exact ids already held, then what the family places and
 texts encoded as ordinary text. Nothing that was sampled is rendered or encoded again, and only the template and the policy
-place control ids. A family or option that would rewrite an earlier turn is refused when the harness is made.
+place control ids. A family or option that would rewrite an earlier turn is refused when the harness is made, or, where it
+only drops thoughts, goes on as a fork: the parts that stay are slices of the ids held.
 
 Texts and what stands around them are encoded apart. The ids differ from those of one pass over both only where a text begins
 or ends with characters that the tokenizer merges with the template's, such as a second newline.
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,8 +25,9 @@ from headrace.harness.codec import TextCodec
 from headrace.harness.families import HOLES, FamilyTokenizer, Message, Spec, open_renderer
 from headrace.harness.observations import ObservationEncoder
 from headrace.harness.replies import ReplyGrammar, ReplyReader
+from headrace.harness.rewriting import Rewriter, ThoughtDropper
 from headrace.harness.turns import Role, TurnProbe
-from headrace.ports import ObservedTokens
+from headrace.ports import ObservedTokens, Rewritten
 from headrace.records.arrays import Int32Bytes, IntArray, as_int32, int32_bytes
 from headrace.records.harness import ParsedTurn, ToolSchema
 from headrace.records.ids import Address
@@ -44,6 +46,7 @@ _SOURCES = (
     "observations.py",
     "rendered.py",
     "replies.py",
+    "rewriting.py",
     "turns.py",
 )
 
@@ -58,6 +61,8 @@ class RenderersOptions(CallLimits, frozen=True, kw_only=True):
         system_prompt: text of the system turn; empty leaves it to the template.
         output_role: role of the message that shows a tool's output.
         objection_role: role of the message that tells the policy that its turn could not be read.
+        on_rewrite: `refuse` a family that rewrites earlier turns, or `fork`: where it drops thoughts from them, the episode
+            goes on as a path of its own, which shows what is left of them as history.
     """
 
     family: str
@@ -65,6 +70,7 @@ class RenderersOptions(CallLimits, frozen=True, kw_only=True):
     system_prompt: str = ""
     output_role: Role = "tool"
     objection_role: Role = "tool"
+    on_rewrite: Literal["refuse", "fork"] = "refuse"
 
 
 class RenderedHarness:
@@ -76,7 +82,14 @@ class RenderedHarness:
         self._specs = [_spec(tool) for tool in tools]
         tokenizer = FamilyTokenizer.from_folder(self.codec, folder)
         renderer = open_renderer(options.family, options.settings, tokenizer)
-        self._probe = TurnProbe(renderer, tokenizer, system_prompt=options.system_prompt, tools=self._specs)
+        dropper = ThoughtDropper(self.codec)
+        self._probe = TurnProbe(
+            renderer,
+            tokenizer,
+            system_prompt=options.system_prompt,
+            tools=self._specs,
+            dropper=dropper if options.on_rewrite == "fork" else None,
+        )
         self._hole = tokenizer.holes[HOLES[0]]
         frames = self._probe.frames(options.output_role, options.objection_role)
         self._stops = tuple(renderer.get_stop_token_ids())
@@ -85,6 +98,12 @@ class RenderedHarness:
             _template, (frames.outputs.head, frames.outputs.joint, frames.outputs.tail)
         )
         self._objection_head, self._objection_tail = map(_template, (frames.objection.head, frames.objection.tail))
+        self._rewriter = Rewriter(dropper, {int32_bytes(list(head)): drops for head, drops in frames.drops.items()})
+        self._past_openings = frozenset[Int32Bytes]()
+        if options.on_rewrite == "fork":
+            self._probe.verify(frames, self._rewriter, (options.output_role, options.objection_role))
+            tails = (frames.prompt.tail, frames.outputs.tail, frames.objection.tail)
+            self._past_openings = frozenset(int32_bytes(dropper.bare(tail)) for tail in tails)
         self._outputs = ObservationEncoder(self.codec, is_json=frames.is_json)
         objection_is_json = frames.is_json and options.objection_role == options.output_role
         self._objections = ObservationEncoder(self.codec, is_json=objection_is_json)
@@ -118,7 +137,7 @@ class RenderedHarness:
     @property
     def template_ids(self) -> frozenset[Int32Bytes]:
         """Ids of every template segment that this harness places."""
-        return frozenset(
+        return self._past_openings | frozenset(
             part.ids
             for part in (
                 self._prompt_head,
@@ -156,6 +175,9 @@ class RenderedHarness:
         outputs = (f"error: {problem}".encode("utf-8", "replace"),)
         frame = (self._objection_head, self._objection_head, self._objection_tail)
         return _observed(self._objections, outputs, budget_tokens, frame)
+
+    def rewrite(self, sequence: Sequence[TokenSegment], following: TokenSegment) -> Rewritten | None:
+        return self._rewriter.rewrite(sequence, following)
 
     def check(self, transcript: Transcript) -> None:
         check_transcript(self, transcript)

@@ -9,14 +9,17 @@ Example: Qwen3 places `\n<|im_start|>user\n<tool_response>\n` before a tool's ou
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from headrace.errors import ConfigError
 from headrace.harness.families import HOLES, FamilyTokenizer, Message, Renderer, Spec
-from headrace.harness.forks import Fork, RewrittenHistory, common_prefix, describe_fork, find_fork
+from headrace.harness.forks import RewrittenHistory, common_prefix, describe_fork, find_fork
+from headrace.harness.rewriting import DROPS, Drops, Rewriter, ThoughtDropper
+from headrace.records.arrays import int32_bytes
+from headrace.records.segment import Origin, TokenSegment
 
 Role = Literal["tool", "user"]
 _PROBED_OUTPUTS = 3
@@ -46,6 +49,7 @@ class TurnFrames(msgspec.Struct, frozen=True):
         objection: around what tells the policy that its turn could not be read.
         is_json: whether outputs stand between the quotes of a JSON string.
         markers: control ids that the policy itself writes: around calls and thinking.
+        drops: thoughts that go from earlier turns, by the head of what follows.
     """
 
     prompt: Frame
@@ -53,6 +57,7 @@ class TurnFrames(msgspec.Struct, frozen=True):
     objection: Frame
     is_json: bool
     markers: frozenset[int]
+    drops: dict[tuple[int, ...], Drops]
 
 
 class TurnProbe:
@@ -63,13 +68,21 @@ class TurnProbe:
         tokenizer: of the family.
         system_prompt: text of the system turn; empty for none of our own.
         tools: schemas that the prompt describes.
+        dropper: what a turn reads as later, where a sequence may fork; None where every later turn has to continue it.
     """
 
     def __init__(
-        self, renderer: Renderer, tokenizer: FamilyTokenizer, *, system_prompt: str, tools: Sequence[Spec]
+        self,
+        renderer: Renderer,
+        tokenizer: FamilyTokenizer,
+        *,
+        system_prompt: str,
+        tools: Sequence[Spec],
+        dropper: ThoughtDropper | None = None,
     ) -> None:
         self._renderer = renderer
         self._tokenizer = tokenizer
+        self._dropper = dropper
         self._system: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self._tools = list(tools) or None
         self._controls = frozenset(tokenizer.encode("".join(tokenizer.all_special_tokens)))
@@ -86,22 +99,92 @@ class TurnProbe:
         """
         prompt_head, prompt_tail = self._split(self._prompt(HOLES[0]), 1, "the prompt")
         calling = [self._call_turn(""), self._call_turn(_THOUGHT)] if self._tools else [self._text_turn()]
-        markers = frozenset(
-            token
-            for turn in [*calling, self._text_turn()]
-            for token in self.completion(turn)
-            if token in self._controls
-        )
-        outputs = self._agreed([self._outputs_frame(turn, output_role) for turn in calling], "tool outputs")
         objected = [self._text_turn(), *calling]
-        objection = self._agreed([self._one_frame(turn, objection_role) for turn in objected], "objections")
+        if self._dropper is not None:
+            objected.append(self._text_turn(_THOUGHT))
+            calling = list(filter(self._can_be_said, calling)) or calling
+            objected = list(filter(self._can_be_said, objected)) or objected
+        markers = frozenset(token for turn in objected for token in self.completion(turn) if token in self._controls)
+        of_outputs, of_objections = self._drops(
+            [(calling, output_role, self._outputs_frame), (objected, objection_role, self._one_frame)]
+        )
+        outputs = self._agreed([self._outputs_frame(turn, output_role, of_outputs) for turn in calling], "tool outputs")
+        objection = self._agreed(
+            [self._one_frame(turn, objection_role, of_objections) for turn in objected], "objections"
+        )
         return TurnFrames(
             prompt=Frame(prompt_head, (), prompt_tail),
             outputs=outputs,
             objection=objection,
-            is_json=self._is_json(calling[0], output_role),
+            is_json=self._is_json(calling[0], output_role, of_outputs),
             markers=markers - self._stops,
+            drops={outputs.head: of_outputs, objection.head: of_objections},
         )
+
+    def verify(self, frames: TurnFrames, rewriter: Rewriter, roles: tuple[Role, Role]) -> None:
+        """That sequences of two turns read as the family would have them.
+
+        Args:
+            frames: what is placed.
+            rewriter: makes the sequences.
+            roles: of outputs and objections.
+
+        Raises:
+            RewrittenHistory: when it shows the policy anything else.
+        """
+        kinds: list[tuple[Frame, Role]] = [(frames.outputs, roles[0]), (frames.objection, roles[1])]
+        variants = [self._call_turn(""), self._call_turn(_THOUGHT)] if self._tools else []
+        turns = [turn for turn in (self._text_turn(), *variants) if self._can_be_said(turn)]
+        steps: list[_Step] = [
+            (turn, frame, role)
+            for turn, (frame, role) in itertools.product(turns, kinds)
+            if role == "user" or "tool_calls" in turn
+        ]
+        for first, second in itertools.product(steps, repeat=2):
+            self._verify_pair(rewriter, first, second)
+
+    def _verify_pair(self, rewriter: Rewriter, first: "_Step", second: "_Step") -> None:
+        prompt = self._prompt(_QUESTION)
+        tail = self._split(self._prompt(HOLES[0]), 1, "the prompt")[1]
+        sequence = [_placed(prompt[: len(prompt) - len(tail)]), _placed(tail)]
+        messages: list[Message] = [*self._system, {"role": "user", "content": _QUESTION}]
+        hole = self._tokenizer.encode(HOLES[0])
+        held: list[int] = []
+        for turn, frame, role in (first, second):
+            held = [token for segment in sequence for token in segment.ids_T.tolist()]
+            sequence.append(TokenSegment(Origin.POLICY, int32_bytes(self.completion(turn))))
+            changed = rewriter.rewrite(sequence, _placed(frame.head))
+            sequence = sequence if changed is None else [*sequence[: changed.kept], *changed.segments]
+            sequence += [_placed(frame.head), _placed(hole), _placed(frame.tail)]
+            messages += [turn, _message(role, HOLES[0])]
+        # What the package goes on with counts; where it does not, the template's render of all messages.
+        shown = [token for segment in sequence for token in segment.ids_T.tolist()]
+        bridged = self._renderer.bridge_to_next_turn(held, self.completion(second[0]), messages[-1:], tools=self._tools)
+        if bridged is None:
+            bridged = self._renderer.render(messages, tools=self._tools, add_generation_prompt=True)
+        self._refuse_fork(shown, list(bridged.token_ids), second[2], "a sequence of two turns")
+
+    def _drops(
+        self, cases: Sequence[tuple[list[Message], Role, Callable[[Message, Role, Drops], Frame]]]
+    ) -> list[Drops]:
+        """The fewest thoughts that go, for each case; the same for one role. Raises RewrittenHistory."""
+        found: list[Drops] = []
+        for _, role, _ in cases:
+            refusals: list[RewrittenHistory] = []
+            for drops in DROPS if self._dropper is not None else DROPS[:1]:
+                try:
+                    for turns, of_role, frame in cases:
+                        if of_role == role:
+                            for turn in turns:
+                                frame(turn, role, drops)
+                except RewrittenHistory as refusal:
+                    refusals.append(refusal)
+                else:
+                    found.append(drops)
+                    break
+            else:
+                raise refusals[0]
+        return found
 
     def completion(self, turn: Message) -> list[int]:
         """Ids of a policy turn as the template would have it sampled, up to and including the first stop token.
@@ -129,8 +212,15 @@ class TurnProbe:
         messages = [*self._system, {"role": "user", "content": question}]
         return list(self._renderer.render(messages, tools=self._tools, add_generation_prompt=True).token_ids)
 
-    def _text_turn(self) -> Message:
-        return {"role": "assistant", "content": _ANSWER}
+    def _can_be_said(self, turn: Message) -> bool:
+        """Whether the template's own turn follows what opens it: a thought does not where it closes an empty one itself."""
+        conversation = [*self._system, {"role": "user", "content": _QUESTION}, turn]
+        prompt, ids = self._prompt(_QUESTION), self._renderer.render(conversation, tools=self._tools).token_ids
+        return list(ids[: len(prompt)]) == prompt
+
+    def _text_turn(self, thinking: str = "") -> Message:
+        turn: Message = {"role": "assistant", "content": _ANSWER}
+        return {**turn, "reasoning_content": thinking} if thinking else turn
 
     def _call_turn(self, thinking: str) -> Message:
         assert self._tools
@@ -142,10 +232,10 @@ class TurnProbe:
         }
         return {**turn, "reasoning_content": thinking} if thinking else turn
 
-    def _outputs_frame(self, turn: Message, role: Role) -> Frame:
+    def _outputs_frame(self, turn: Message, role: Role, drops: Drops) -> Frame:
         """The frame of any number of outputs; one, two and three agree on it."""
         one, two, three = (
-            self._pieces(turn, [_message(role, hole) for hole in HOLES[:count]])
+            self._pieces(turn, [_message(role, hole) for hole in HOLES[:count]], drops)
             for count in range(1, _PROBED_OUTPUTS + 1)
         )
         frame = Frame(two[0], two[1], two[2])
@@ -153,41 +243,52 @@ class TurnProbe:
             raise ConfigError("the template places something else around each of several tool outputs")
         return frame
 
-    def _one_frame(self, turn: Message, role: Role) -> Frame:
-        head, tail = self._pieces(turn, [_message(role, HOLES[0])])
+    def _one_frame(self, turn: Message, role: Role, drops: Drops) -> Frame:
+        head, tail = self._pieces(turn, [_message(role, HOLES[0])], drops)
         return Frame(head, (), tail)
 
-    def _is_json(self, turn: Message, role: Role) -> bool:
+    def _is_json(self, turn: Message, role: Role, drops: Drops) -> bool:
         """Whether the template quotes an output as JSON; it is shown as it is otherwise."""
-        pieces = self._pieces(turn, [_message(role, f'{HOLES[0]}"{HOLES[1]}')], num_holes=2)
+        pieces = self._pieces(turn, [_message(role, f'{HOLES[0]}"{HOLES[1]}')], drops, num_holes=2)
         between = self._tokenizer.decode(pieces[1])
         if between not in {'"', '\\"'}:
             raise ConfigError(f"the template shows a tool output of '\"' as {between!r}; it has to leave texts alone")
         return between != '"'
 
-    def _pieces(self, turn: Message, new: list[Message], num_holes: int | None = None) -> tuple[tuple[int, ...], ...]:
+    def _pieces(
+        self, turn: Message, new: list[Message], drops: Drops, *, num_holes: int | None = None
+    ) -> tuple[tuple[int, ...], ...]:
         """What is placed after the turn, split at the holes."""
         prompt, sampled = self._prompt(_QUESTION), self.completion(turn)
         bridged = self._renderer.bridge_to_next_turn(list(prompt), list(sampled), new, tools=self._tools)
-        held = [*prompt, *sampled]
         if bridged is None:
             # The template's own whole render has to start with what is held.
             conversation = [*self._system, {"role": "user", "content": _QUESTION}, turn, *new]
             bridged = self._renderer.render(conversation, tools=self._tools, add_generation_prompt=True)
-        ids = list(bridged.token_ids)
-        fork = self._fork(held, ids)
-        if fork is not None:
-            roles = ", ".join(sorted({message["role"] for message in new}))
-            raise RewrittenHistory(
-                f"a message of role {roles} rewrites the turn before it: "
-                f"{describe_fork(fork, held, self._tokenizer.decode)}; choose options under which the family keeps history",
-                fork.cause,
-            )
+        held, ids = self._as_past(prompt, sampled, drops), list(bridged.token_ids)
+        self._refuse_fork(held, ids, new[0]["role"], "the turn before it")
         return self._split(ids[len(held) :], len(new) if num_holes is None else num_holes, "a later turn")
 
-    def _fork(self, held: list[int], ids: list[int]) -> Fork | None:
+    def _as_past(self, prompt: list[int], sampled: list[int], drops: Drops) -> list[int]:
+        """Prompt and turn as they read later."""
+        if self._dropper is None:
+            return [*prompt, *sampled]
+        tail = self._split(self._prompt(HOLES[0]), 1, "the prompt")[1]
+        opening, turn = self._dropper.past(tail, sampled, drops)
+        return [*prompt[: len(prompt) - len(tail)], *opening, *turn]
+
+    def _refuse_fork(self, held: list[int], ids: list[int], role: Role, what: str) -> None:
+        """Raises RewrittenHistory unless the ids go on from those held."""
         decode = self._tokenizer.decode
-        return find_fork(held, ids, before_text=decode(held), after_text=decode(ids))
+        fork = find_fork(held, ids, before_text=decode(held), after_text=decode(ids))
+        if fork is None:
+            return
+        remedy = "choose options under which the family keeps history"
+        if self._dropper is None:
+            remedy += ", or on_rewrite = 'fork' where it only drops thoughts"
+        raise RewrittenHistory(
+            f"a message of role {role} rewrites {what}: {describe_fork(fork, held, decode)}; {remedy}", fork.cause
+        )
 
     def _agreed(self, frames: list[Frame], what: str) -> Frame:
         if any(frame != frames[0] for frame in frames):
@@ -203,7 +304,15 @@ class TurnProbe:
         return tuple(tuple(ids[start + 1 : stop]) for start, stop in itertools.pairwise(edges))
 
 
+_Step = tuple[Message, Frame, Role]
+"""A turn, and what is placed around the message that follows it."""
+
+
 def _message(role: Role, content: str) -> Message:
     if role == "user":
         return {"role": "user", "content": content}
     return {"role": "tool", "tool_call_id": "call_0", "content": content}
+
+
+def _placed(ids: Sequence[int]) -> TokenSegment:
+    return TokenSegment(Origin.TEMPLATE, int32_bytes(list(ids)))

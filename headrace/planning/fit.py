@@ -267,7 +267,7 @@ class _Log:
 
     def _episode(self, sealed: TranscriptSealed) -> _Episode:
         transcript = read_record(self._read, sealed.transcript, Transcript)
-        segments = transcript.paths[0].segments
+        segments = tuple(transcript.first_shown())
         origins = [segment.origin for segment in segments]
         first = origins.index(Origin.POLICY)
         return _Episode(

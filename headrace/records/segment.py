@@ -18,11 +18,15 @@ _MINUS_INFINITY = float32_bytes([-np.inf])
 
 
 class Origin(enum.Enum):
-    """How a token came to be."""
+    """How a token came to be where it stands.
+
+    HISTORY is what a fork shows again of a turn that the policy sampled on another path: context, never trained here.
+    """
 
     POLICY = "policy"
     ENVIRONMENT = "environment"
     TEMPLATE = "template"
+    HISTORY = "history"
 
 
 class FinishReason(enum.Enum):
@@ -69,7 +73,7 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
     """Token ids of one origin under one policy version.
 
     Attributes:
-        origin: policy, environment or template.
+        origin: policy, environment, template or history.
         ids: token ids [T], int32 little-endian.
         behavior_logprobs: natural-log probabilities [T] of the distribution sampled from (after `sampling`), float32;
             present exactly when the origin is POLICY. Absent is absent, never 0.0.

@@ -11,7 +11,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         turns: policy turns, >= 1.
-        episode_tokens: length of the whole sequence, prompt included, in tokens.
+        episode_tokens: tokens of the whole sequence, prompt included; of all paths when it forks, shared ones once.
         turn_tokens: sampled tokens of one turn.
         observation_tokens: tokens of one observation; a longer one is cut and marked.
         wall_s: seconds from start to terminal on the control plane's clock.

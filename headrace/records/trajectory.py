@@ -55,6 +55,12 @@ class Path(msgspec.Struct, frozen=True, gc=False):
     segments: tuple[TokenSegment, ...]
     parent: PathParent | None = None
 
+    @property
+    def num_carried(self) -> int:
+        """Leading segments of its own that only show again what its parent held: up to the last of origin HISTORY."""
+        places = [place for place, segment in enumerate(self.segments) if segment.origin is Origin.HISTORY]
+        return places[-1] + 1 if places else 0
+
 
 class ActionOutcome(msgspec.Struct, frozen=True, gc=False):
     """One action as it went: what was asked, what came back, and where its observation stands.
@@ -125,6 +131,29 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
             for segment in path.segments:
                 if segment.origin is Origin.POLICY:
                     yield segment
+
+    @property
+    def sampled_paths(self) -> tuple[int, ...]:
+        """Paths with sampled segments of their own: each is a row of its own in training."""
+        return tuple(
+            index
+            for index, path in enumerate(self.paths)
+            if any(segment.origin is Origin.POLICY for segment in path.segments)
+        )
+
+    def first_shown(self) -> Iterator[TokenSegment]:
+        """Every segment where it stood first, in path order; what a fork shows again is left out."""
+        for path in self.paths:
+            yield from path.segments[path.num_carried :]
+
+    def turns(self) -> list[list[TokenSegment]]:
+        """Sampled segments of each policy turn, by step."""
+        turns: list[list[TokenSegment]] = [[]]
+        for segment in self.sampled():
+            turns[-1].append(segment)
+            if segment.finish is not None:
+                turns.append([])
+        return [turn for turn in turns if turn]
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -221,6 +250,9 @@ def _check_path(transcript: Transcript, index: int, known: set[tuple[PolicyId, i
         raise IntegrityError(
             f"{transcript.episode}: path {index} forks at segment {node.parent.segment}, out of its parent"
         )
+    carried = node.segments[: node.num_carried]
+    if carried and (node.parent is None or any(segment.origin is Origin.POLICY for segment in carried)):
+        raise IntegrityError(f"{transcript.episode}: path {index} shows history where no fork put it")
     newest = -1
     segments = transcript.sequence(index)
     for segment in segments:

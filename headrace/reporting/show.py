@@ -139,13 +139,12 @@ def _head(view: EpisodeLike) -> Iterable[str]:
 
 def _sequence(view: EpisodeLike, transcript: Transcript, decode: Decode, *, has_logprobs: bool) -> Iterable[str]:
     sampled = "trained" if view.uses else "sampled"
-    outcomes = {(outcome.path, outcome.segment): outcome for outcome in transcript.actions}
+    outcomes, turn = {(outcome.path, outcome.segment): outcome for outcome in transcript.actions}, 0
     for index, path in enumerate(transcript.paths):
         if index or path.parent is not None:
             parent = path.parent
             origin = f", from path {parent.path} segment {parent.segment}: {parent.cause.value}" if parent else ""
             yield f"path {index}  agent {one_line(path.agent)}{origin}"
-        turn = 0
         for position, segment in enumerate(path.segments):
             label = segment.origin.value
             if segment.origin is Origin.POLICY:
@@ -239,10 +238,12 @@ def _training(view: EpisodeLike) -> Iterable[str]:
         yield f"group      {one_line(view.rejection.state)}: {one_line(view.rejection.reason)}"
     if not view.uses:
         yield "trained    no"
+    has_forked = view.transcript is not None and len(view.transcript.paths) > 1
     for use in view.uses:
         row = use.row
+        where = f"path {row.path} in" if has_forked else "in"
         yield (
-            f"trained    in update {use.update} on version {use.base_version}, the {_nth(row.use)} time: advantage "
+            f"trained    {where} update {use.update} on version {use.base_version}, the {_nth(row.use)} time: advantage "
             f"{number(row.advantage)}, loss weight {number(row.weight)}"
         )
 

@@ -3,9 +3,10 @@
 Invariant: nothing is computed that the journal does not hold. Absent stays absent: a missing reward is null and never 0, and
 a token that nobody sampled has mask 0.
 
-Parquet: one row per sealed attempt. The token fields carry the names of verl's agent-loop output: `prompt_ids` is everything
-before the first sampled token, `response_ids` the rest, `response_mask` 1 where the policy sampled, `response_logprobs` 0.0
-where it did not, `num_turns` user, assistant and tool turns.
+Parquet: one row for each path of a sealed attempt on which the policy sampled, the first path at least; an attempt that
+forked has several, with one reward. The token fields carry the names of verl's agent-loop output: `prompt_ids` is everything
+before the first token sampled on the path, `response_ids` the rest, `response_mask` 1 where the policy sampled it there,
+`response_logprobs` 0.0 where it did not, `num_turns` user, assistant and tool turns of the attempt.
 
 ATIF: JSON lines, one Agent Trajectory Interchange Format document each, version 1.4.
 """
@@ -72,7 +73,7 @@ def export_model_to(name: str, runs: Path, out: Path | None) -> str:
 
 
 def export_parquet(run: Path, file: Path, purpose: str | None) -> int:
-    """Writes the rows; how many.
+    """Writes the rows; of how many attempts.
 
     Raises:
         ConfigError: when pyarrow is not installed.
@@ -85,9 +86,9 @@ def export_parquet(run: Path, file: Path, purpose: str | None) -> int:
     schema, written, batch = _schema(pa), 0, list[dict[str, Any]]()
     with open_reader(run) as reader, pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for trajectory in trajectories(reader, run, purpose):
-            batch.append(parquet_row(trajectory))
+            batch += parquet_rows(trajectory)
             written += 1
-            if len(batch) == BATCH_ROWS:
+            if len(batch) >= BATCH_ROWS:
                 writer.write_table(pa.Table.from_pylist(batch, schema))
                 batch.clear()
         writer.write_table(pa.Table.from_pylist(batch, schema))
@@ -128,11 +129,16 @@ def trajectories(reader: JournalReader, run: Path, purpose: str | None) -> Itera
         )
 
 
-def parquet_row(trajectory: Trajectory) -> dict[str, Any]:
-    """The row of the first path; further paths share its prefix and are told by `num_paths`."""
+def parquet_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """A row for each path with sampled tokens of its own; one for the first when there is none."""
+    return [_parquet_row(trajectory, path) for path in trajectory.transcript.sampled_paths or (0,)]
+
+
+def _parquet_row(trajectory: Trajectory, path: int) -> dict[str, Any]:
     transcript, task, side, verdict = trajectory.transcript, trajectory.task, trajectory.side, trajectory.verdict
-    episode, segments = transcript.episode, transcript.sequence(0)
-    cut = next((i for i, segment in enumerate(segments) if segment.origin is Origin.POLICY), len(segments))
+    episode, segments, own = transcript.episode, transcript.sequence(path), transcript.own_start(path)
+    sampled = [i for i, segment in enumerate(segments) if i >= own and segment.origin is Origin.POLICY]
+    cut = sampled[0] if sampled else len(segments)
     scores = dict(verdict.outcome.components) if verdict and isinstance(verdict.outcome, Scored) else {}
     unscored = verdict.outcome if verdict and isinstance(verdict.outcome, Unscored) else None
     calls = len({(outcome.action.id.step) for outcome in transcript.actions})
@@ -142,6 +148,7 @@ def parquet_row(trajectory: Trajectory) -> dict[str, Any]:
         "ordinal": episode.group.ordinal,
         "member": episode.member,
         "attempt": episode.attempt,
+        "path": path,
         "family": task.family,
         "difficulty": task.difficulty,
         "question": task.question,
@@ -184,18 +191,8 @@ def atif(trajectory: Trajectory, codec: TextCodec) -> dict[str, Any]:
     by_step: dict[int, list[ActionOutcome]] = {}
     for outcome in transcript.actions:
         by_step.setdefault(outcome.action.id.step, []).append(outcome)
-    prefix: list[TokenSegment] = []
-    turn: list[TokenSegment] = []
-    number = 0
-    for segment in transcript.sequence(0):
-        if segment.origin is not Origin.POLICY:
-            prefix.append(segment)
-            continue
-        turn.append(segment)
-        if segment.finish is not None:
-            steps.append(_atif_step(len(steps) + 1, prefix, turn, outcomes=by_step.get(number, []), codec=codec))
-            prefix += turn
-            turn, number = [], number + 1
+    for number, (prefix, turn) in enumerate(_turns(transcript)):
+        steps.append(_atif_step(len(steps) + 1, prefix, turn, outcomes=by_step.get(number, []), codec=codec))
     policies = transcript.provenance.policies
     verdict = trajectory.verdict
     return {
@@ -220,6 +217,21 @@ def atif(trajectory: Trajectory, codec: TextCodec) -> dict[str, Any]:
             "provenance": msgspec.to_builtins(transcript.provenance),
         },
     }
+
+
+def _turns(transcript: Transcript) -> Iterator[tuple[list[TokenSegment], list[TokenSegment]]]:
+    """(what stood before it, its segments) of each policy turn, over all paths."""
+    for index, path in enumerate(transcript.paths):
+        prefix = list(transcript.sequence(index)[: transcript.own_start(index)])
+        turn: list[TokenSegment] = []
+        for segment in path.segments:
+            if segment.origin is not Origin.POLICY:
+                prefix.append(segment)
+                continue
+            turn.append(segment)
+            if segment.finish is not None:
+                yield prefix, turn
+                prefix, turn = [*prefix, *turn], []
 
 
 def _atif_step(
@@ -291,7 +303,7 @@ def _schema(pa: Any) -> Any:
     return pa.schema(
         [
             *((name, text) for name in ("episode", "purpose")),
-            *((name, pa.int64()) for name in ("ordinal", "member", "attempt")),
+            *((name, pa.int64()) for name in ("ordinal", "member", "attempt", "path")),
             *((name, text) for name in ("family", "difficulty", "question")),
             ("prompt_ids", ids),
             ("response_ids", ids),

@@ -70,7 +70,6 @@ class _Person:
         self._harness = harness
         self._tools = {tool.name: tool for tool in tools}
         self._task = task
-        self._shown = 0
 
     def introduce(self) -> None:
         """What there is to act with, and what an episode may spend."""
@@ -84,10 +83,11 @@ class _Person:
 
     async def speak(self, request: GenerateRequest) -> Sequence[TokenSegment]:
         """The person's turn."""
-        for segment in request.prefix[self._shown :]:
+        spoken = (Origin.POLICY, Origin.HISTORY)
+        places = [place for place, segment in enumerate(request.prefix) if segment.origin in spoken]
+        for segment in request.prefix[places[-1] + 1 if places else 0 :]:
             if segment.origin is Origin.ENVIRONMENT:
                 self._console.print(self._harness.decode(segment.ids_T), soft_wrap=True)
-        self._shown = len(request.prefix) + 1
         line = await asyncio.to_thread(self._read)
         ids = self._ids(line)
         if len(ids) > request.max_tokens:

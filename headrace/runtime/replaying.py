@@ -158,7 +158,7 @@ def _present(blobs: FileBlobs, policy: PolicyVersion) -> str:
 
 
 async def _execute(bench: Bench, view: EpisodeView, transcript: Transcript, task: Task) -> Played:
-    turns = _turns(transcript)
+    turns = transcript.turns()
     sampling = next((turn[0].sampling for turn in turns if turn[0].sampling), Sampling())
 
     async def speak(request: GenerateRequest) -> Sequence[TokenSegment]:
@@ -173,32 +173,34 @@ async def _execute(bench: Bench, view: EpisodeView, transcript: Transcript, task
     return await runner.run(task, view.episode.group, view.episode.member, sampling)
 
 
-def _turns(transcript: Transcript) -> list[list[TokenSegment]]:
-    """Sampled segments by turn."""
-    turns: list[list[TokenSegment]] = [[]]
-    for segment in transcript.sampled():
-        turns[-1].append(segment)
-        if segment.finish is not None:
-            turns.append([])
-    return [turn for turn in turns if turn]
-
-
 def _divergences(old: Transcript, new: Transcript) -> list[str]:
     """Differences of two transcripts: actions in order, then the sequence, then how it ended."""
     found = _action_differences(old, new)
-    pairs = zip(old.sequence(0), new.sequence(0), strict=False)
-    for index, (before, after) in enumerate(pairs):
-        if (before.origin, before.ids) != (after.origin, after.ids):
-            place = _first_difference(before, after)
-            found.append(f"segment {index} ({before.origin.value}): differs from token {place} on")
-            break
-    if len(old.sequence(0)) != len(new.sequence(0)):
-        found.append(f"there were {len(old.sequence(0))} segments, there are {len(new.sequence(0))}")
+    found += sequence_differences(old, new)
     # A wall limit is a matter of the clock, which a replay does not have.
     if old.terminal not in (new.terminal, Truncated(Limit.WALL)):
         found.append(f"it ended as {terminal_name(old.terminal)}, and ends as {_told(new)}")
     ends = ((name, getattr(old, name), getattr(new, name)) for name in ("final_text", "artifact"))
     found += [f"{name} was {_short(left)}, is {_short(right)}" for name, left, right in ends if left != right]
+    return found
+
+
+def sequence_differences(old: Transcript, new: Transcript) -> list[str]:
+    """Where paths differ: the first token of each, then what one of them has more of."""
+    found: list[str] = []
+    for path, (left, right) in enumerate(zip(old.paths, new.paths, strict=False)):
+        where = f" of path {path}" if path else ""
+        if left.parent != right.parent:
+            found.append(f"path {path} came of {_short(left.parent)}, comes of {_short(right.parent)}")
+        for index, (before, after) in enumerate(zip(left.segments, right.segments, strict=False)):
+            if (before.origin, before.ids) != (after.origin, after.ids):
+                place = _first_difference(before, after)
+                found.append(f"segment {index}{where} ({before.origin.value}): differs from token {place} on")
+                break
+        if len(left.segments) != len(right.segments):
+            found.append(f"there were {len(left.segments)} segments{where}, there are {len(right.segments)}")
+    if len(old.paths) != len(new.paths):
+        found.append(f"there were {len(old.paths)} paths, there are {len(new.paths)}")
     return found
 
 

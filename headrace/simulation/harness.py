@@ -6,7 +6,7 @@ Pure: `parse` reads only the ids it is given, and the number of turns is decided
 from collections.abc import Sequence
 
 from headrace.errors import IntegrityError
-from headrace.ports import ObservedTokens
+from headrace.ports import ObservedTokens, Rewritten
 from headrace.records.arrays import Int32Bytes, IntArray
 from headrace.records.harness import ParsedCall, ParsedTurn, ParseStatus, ToolSchema
 from headrace.records.provenance import content_version
@@ -56,6 +56,9 @@ class SimulatedHarness:
 
     def object_to(self, problem: str, budget_tokens: int) -> ObservedTokens:
         return _observed([len(problem)], budget_tokens)
+
+    def rewrite(self, sequence: Sequence[TokenSegment], following: TokenSegment) -> Rewritten | None:
+        return None
 
     def check(self, transcript: Transcript) -> None:
         turns = [segment for segment in transcript.sampled() if segment.finish is not None]

@@ -140,6 +140,7 @@ class Objective:
             counts_B,
             max_tokens=self._algorithm.aggregation_tokens or None,
             prompts_B=packed.groups,
+            episodes_B=packed.transcripts,
         )
         return weights_B * packed.weights_B
 

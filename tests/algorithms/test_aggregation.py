@@ -73,3 +73,10 @@ def test_a_batch_without_trained_tokens_has_no_mean():
 def test_prompt_mean_without_prompts_is_refused():
     with pytest.raises(ValueError, match="prompt"):
         token_weights_B("prompt_mean", [1, 2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_episode_on_several_rows_weighs_what_it_would_on_one(name):
+    whole = token_weights_B(name, [4, 5, 2], max_tokens=8, prompts_B=[0, 0, 1], episodes_B="abc")
+    forked = token_weights_B(name, [1, 3, 5, 2], max_tokens=8, prompts_B=[0, 0, 0, 1], episodes_B="aabc")
+    assert forked.tolist() == whole[[0, 0, 1, 2]].tolist()

@@ -4,6 +4,7 @@ import bisect
 import math
 from collections import Counter
 
+import msgspec
 import pytest
 from recovery.crashes import MortalStorage, all_events, broken_laws, run_until
 from simulated_runs import config, faultless, kinds, payloads, run
@@ -59,6 +60,15 @@ def test_the_fewest_furthest_rows_are_changed_and_the_others_hold_the_bounds():
     assert breaches(Gate(**{**OFF, "max_weight": 2.0}), signal_figures(left)) == ()
     _, one_more = judge(logs, action="mask", max_weight=3.0)
     assert one_more == [1.0, 1.0, 1.0, 1.0, 0.0, 1.0]
+
+
+def test_rows_of_one_episode_are_one_weight_and_leave_together():
+    """Two rows of 0.6 are a weight of exp(1.2), beyond a bound of 2 that neither of them reaches."""
+    first, second, third = scores_of([0.6, 0.6, 0.0])
+    second = msgspec.structs.replace(second, transcript=first.transcript, path=1)
+    decision = StatisticalGate(Gate(**{**OFF, "max_weight": 2.0, "action": "mask"})).judge([first, second, third])
+    assert decision.factors == {(first.transcript, 0): 0.0, (first.transcript, 1): 0.0}
+    assert decision.breaches[0].value == pytest.approx(math.exp(1.2))
 
 
 def test_a_down_weighted_row_counts_as_much_as_the_furthest_one_that_is_kept():

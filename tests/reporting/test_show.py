@@ -10,7 +10,9 @@ from lawful_run import lawful_steps, write_run
 
 from headrace.records.arrays import IntArray
 from headrace.records.ids import EpisodeId
-from headrace.records.segment import Origin
+from headrace.records.segment import Origin, TokenSegment
+from headrace.records.trajectory import ForkCause, PathParent
+from headrace.records.trajectory import Path as TokenPath
 from headrace.reporting.show import show_episode
 from headrace.store import EpisodeView, InlineCommit, SqliteJournal, inspect_episode, open_reader
 
@@ -55,6 +57,21 @@ def test_turns_calls_masks_versions_and_the_verdict_with_evidence_are_shown(fold
     assert "disputed   1 later, different verdicts" in text
     assert "reward     1" in text
     assert "trained    in update 1 on version 0, the first time: advantage 0.500, loss weight 1" in text
+
+
+def test_a_fork_is_shown_with_its_parent_and_cause_and_its_history_as_masked(folder: Path):
+    found = view(folder, "train.0.1.0")
+    assert found.transcript is not None
+    root = found.transcript.paths[0]
+    shown = TokenSegment(Origin.HISTORY, root.segments[1].ids)
+    fork = TokenPath("policy", (shown, *root.segments[2:]), PathParent(0, 1, ForkCause.THINKING_DROPPED))
+    forked = msgspec.structs.replace(found.transcript, paths=(root, fork))
+    text = show_episode(msgspec.structs.replace(found, transcript=forked), decode)
+    assert "path 1  agent policy, from path 0 segment 1: thinking_dropped" in text
+    assert f"[history]  {len(shown)} tokens, masked" in text
+    assert "trained    path 0 in update 1" in text
+    turns = sum(segment.finish is not None for segment in forked.sampled())
+    assert [f"[policy turn {turn}]" in text for turn in range(turns + 1)] == [True] * turns + [False]
 
 
 def test_log_probs_are_listed_per_token_on_request_only(folder: Path):

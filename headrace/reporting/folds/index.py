@@ -405,5 +405,5 @@ def _malformed_turns(transcript: Transcript) -> int:
         for position, segment in enumerate(path.segments):
             has_sampled = has_sampled or segment.origin is Origin.POLICY
             is_observation = has_sampled and segment.origin is Origin.ENVIRONMENT
-            count += is_observation and (index, position) not in answered
+            count += is_observation and position >= path.num_carried and (index, position) not in answered
     return count
