@@ -2,6 +2,7 @@
 
 Invariant: it reads no clock, starts no thread and never blocks; time is the event's own. Without a terminal it writes plain
 lines: one for each update, one for each held-out round, and what the run waits for at most every five seconds.
+Whoever has a clock calls `silent` while no event comes; the run then also says since when it waits.
 """
 
 import dataclasses
@@ -41,6 +42,7 @@ class _State:
     """What is known of the run at this event."""
 
     t_ns: int = 0
+    is_silent: bool = False
     updates: int | None = None
     is_virtual: bool = False
     version: int | None = None
@@ -129,7 +131,7 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         """Takes the next event, and writes if it is time to."""
-        self._state.t_ns = event.t_ns
+        self._state.t_ns, self._state.is_silent = event.t_ns, False
         handler = self._handlers.get(type(event.payload))
         if handler is not None:
             handler(event, event.payload)
@@ -138,6 +140,18 @@ class Progress:
                 self._refresh()
         elif event.t_ns - self._last_line_ns >= HEARTBEAT_NS and not self._state.is_virtual:
             self._line(f"{_clock(event.t_ns)}  waits for {self._state.waits_for}")
+
+    def silent(self, for_s: float) -> None:
+        """Says what the run waits for, and since when, where no event has come for so many seconds."""
+        state = self._state
+        if state.is_virtual or state.stage == "ended":
+            return
+        state.is_silent = True
+        if self._live is not None:
+            self._refresh()
+        elif (now_ns := state.t_ns + round(for_s * 1e9)) - self._last_line_ns >= HEARTBEAT_NS:
+            self._line(f"{_clock(now_ns)}  waits for {state.waits_for}{self._since()}")
+            self._last_line_ns = now_ns
 
     def catch_up(self, events: Iterable[Event]) -> None:
         """Takes what happened under earlier processes of the run, and writes nothing."""
@@ -310,6 +324,9 @@ class Progress:
         self._last_line_ns = self._state.t_ns
         self._console.print(Text(text), soft_wrap=True)
 
+    def _since(self) -> str:
+        return f"; nothing has happened since {_clock(self._state.t_ns)}" if self._state.is_silent else ""
+
     def _refresh(self) -> None:
         self._last_refresh_ns = self._state.t_ns
         if self._live is not None:
@@ -338,7 +355,7 @@ class Progress:
             done = state.held_out[temperature]
             table.add_row("held-out", Text(f"version {done.policy.version}   {_held_out(done)}"))
         running = "" if not state.evaluating else f"   ({state.evaluating} held-out rounds run)"
-        table.add_row("waits for", Text(f"{state.waits_for}{running}", style="dim"))
+        table.add_row("waits for", Text(f"{state.waits_for}{running}{self._since()}", style="dim"))
         return table
 
 

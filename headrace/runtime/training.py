@@ -4,6 +4,7 @@ Invariant: however a run ends, by a signal or a crash, `--resume` goes on where 
 """
 
 import asyncio
+import dataclasses
 import signal
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from rich.console import Console
 from headrace.config import Config, override_config
 from headrace.control.resuming import check_same_config
 from headrace.errors import ConfigError, HeadraceError
+from headrace.records.events import Event
 from headrace.records.run import RunStarted
-from headrace.reporting.progress import Progress
+from headrace.reporting.progress import HEARTBEAT_NS, Progress
 from headrace.runtime.folders import JOURNAL, new_run
 from headrace.runtime.local import LocalRun, run_local
 from headrace.runtime.policy import WarmStartState
@@ -71,7 +73,7 @@ def resume(folder: Path, overrides: tuple[str, ...], given: Config | None = None
 def _run(run: LocalRun, progress: Progress, console: Console) -> int:
     folder = run.folder
     try:
-        is_stopped = asyncio.run(_until_told(run))
+        is_stopped = asyncio.run(_until_told(run, progress))
     finally:
         progress.close()
     if is_stopped:
@@ -86,9 +88,37 @@ def _run(run: LocalRun, progress: Progress, console: Console) -> int:
     return 0
 
 
-async def _until_told(run: LocalRun) -> bool:
+class Silence:
+    """An observer that has the progress say what the run waits for while no event comes.
+
+    Args:
+        progress: what speaks.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._loop = asyncio.get_running_loop()
+        self._last_s: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Something happened."""
+        self._last_s = self._loop.time()
+
+    async def watch(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_NS / 1e9)
+            for_s = 0.0 if self._last_s is None else self._loop.time() - self._last_s
+            if for_s >= HEARTBEAT_NS / 1e9:
+                self._progress.silent(for_s)
+
+
+async def _until_told(run: LocalRun, progress: Progress) -> bool:
     """Whether SIGTERM ended the run: nothing new was begun, the journal is complete, no child is left."""
+    silence = Silence(progress)
+    run = dataclasses.replace(run, observers=(*run.observers, silence))
     loop, running = asyncio.get_running_loop(), asyncio.ensure_future(run_local(run))
+    watching = asyncio.create_task(silence.watch(), name="progress: silence")
     is_told = False
 
     def stop() -> None:
@@ -103,6 +133,9 @@ async def _until_told(run: LocalRun) -> bool:
     except asyncio.CancelledError:
         if not is_told:
             raise
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
     return is_told
 
 

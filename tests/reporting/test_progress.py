@@ -1,5 +1,6 @@
 """What a person sees while a run goes, as plain lines and in place."""
 
+import asyncio
 import io
 import time
 
@@ -11,6 +12,8 @@ from headrace.records.evaluation import EvaluationCompleted
 from headrace.records.ids import PolicyRef
 from headrace.records.run import WorkerState
 from headrace.reporting.progress import Progress
+from headrace.runtime.training import Silence
+from headrace.simulation.loop import run_virtual
 
 
 def lines_of(log: Log, *, bound: float = 1e-4) -> list[str]:
@@ -55,6 +58,29 @@ def test_a_silent_run_says_what_it_waits_for_at_most_every_five_seconds():
     waits = [line for line in lines_of(log) if "waits for" in line]
     assert 10 <= len(waits) <= 12
     assert waits[0].endswith("waits for groups to train on: 1 episodes run, 0 in tools, 0 being graded")
+
+
+def test_a_run_without_any_event_says_what_it_waits_for_and_since_when():
+    log = Log()
+    log.commit(0.0, 0)
+    log.start(61.0, episode_id(0, 0), log.draw(61.0, 0))
+    stream = io.StringIO()
+
+    async def wait() -> None:
+        progress = Progress(Console(file=stream, width=200), updates=2)
+        silence = Silence(progress)
+        watching = asyncio.create_task(silence.watch())
+        await asyncio.sleep(60.0)
+        for event in log.events:
+            progress(event)
+            silence(event)
+        await asyncio.sleep(21.0)
+        watching.cancel()
+
+    run_virtual(wait())
+    waits = [line for line in stream.getvalue().splitlines() if "nothing has happened" in line]
+    assert [line.split()[0] for line in waits] == ["1:06", "1:11", "1:16", "1:21"]
+    assert waits[0].endswith("1 episodes run, 0 in tools, 0 being graded; nothing has happened since 1:01")
 
 
 def test_a_held_out_round_is_shown_with_its_interval_and_without_grades_has_no_rate():
