@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 class Life:
     """One process of a run that only trains: every update on the same rows, a checkpoint after each, two of them kept."""
 
-    def __init__(self, folder: Path, lab: Lab, batch: list[Any], log: DiskLog | None = None) -> None:
-        self.blobs = FileBlobs(folder / "blobs", UnsyncedDisk() if log is None else FaultyDisk(log))
+    def __init__(self, folder: Path, lab: Lab, batch: list[Any], disk: FaultyDisk | None = None) -> None:
+        self.blobs = FileBlobs(folder / "blobs", disk or UnsyncedDisk())
         self.swept = self.blobs.sweep()
-        storage = SqliteStorage(folder, *(() if log is None else ("cuts", FaultyDisk(log))))
+        storage = SqliteStorage(folder, *(() if disk is None else ("cuts", disk)))
         self.journal = GroupCommitJournal(storage, incarnation="life", runner=InlineCommit())
         self.core = TrainerCore(
             TrainerOptions(),
@@ -125,14 +125,13 @@ def batch(lab: Lab) -> list[Any]:
     return rows(lab)
 
 
-@pytest.fixture(scope="module")
-def whole(lab: Lab, batch: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+def whole_run(folder: Path, lab: Lab, batch: list[Any], disk_of: type[FaultyDisk]) -> Whole:
     log = DiskLog()
     vfs = FaultyVFS("cuts", log)
-    found = Whole(tmp_path_factory.mktemp("whole") / "run", log, [], [], [])
+    found = Whole(folder, log, [], [], [])
 
     async def work() -> None:
-        life = Life(found.folder, lab, batch, log)
+        life = Life(found.folder, lab, batch, disk_of(log))
         await life.restore()
         for update in range(1, UPDATES + 1):
             await life.update()
@@ -144,7 +143,12 @@ def whole(lab: Lab, batch: list[Any], tmp_path_factory: pytest.TempPathFactory) 
     run_virtual(work())
     vfs.unregister()
     assert len(set(found.weights)) == UPDATES + 1, "every update has to move the weights"
-    yield found
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(lab: Lab, batch: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return whole_run(tmp_path_factory.mktemp("whole") / "run", lab, batch, FaultyDisk)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -242,3 +246,22 @@ def test_where_the_newest_checkpoint_is_corrupt_an_intact_one_before_is_loaded_a
     assert past.version == UPDATES
     assert (trainer.checkpoint or 0, trainer.replayed, trainer.identical) == (expected, *[UPDATES - expected] * 2)
     assert weights == whole.weights[-1]
+
+
+class ForgetfulDisk(FaultyDisk):
+    """A defect: no name is ever made durable."""
+
+    def sync_folder(self, path: Path) -> None:
+        del path
+
+
+def test_where_names_are_not_synced_a_cut_takes_a_recorded_checkpoint(
+    lab: Lab, batch: list[Any], tmp_path: Path
+) -> None:
+    broken = whole_run(tmp_path / "run", lab, batch, ForgetfulDisk)
+    folder = tmp_path / "image"
+    image = broken.log.crashed(len(broken.log.operations), Leaves.NOTHING, random.Random(1))
+    write_image(image, broken.folder, folder)
+    past, trainer, _, _ = restored(folder, lab, batch)
+    assert past.checkpoints[-1].update == UPDATES
+    assert trainer.checkpoint is None
