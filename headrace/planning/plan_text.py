@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.planning.whatif import Figures, Plan
+from headrace.planning.whatif import REPLAY_SEEDS, Figures, Margins, Plan
 
 
 def render_plan(plan: Plan) -> str:
@@ -26,7 +26,9 @@ def render_plan(plan: Plan) -> str:
         f"{'':<16}{'groups/ks':>12}{'idle':>8}{'token lag':>11}{'oldest lag':>12}",
         _row("measured", plan.measured),
         _row("predicted", plan.replayed),
+        _margins(plan.margins),
         f"{'difference':<16}{plan.replay_error:>+12.1%}{_points(plan)}",
+        _verdict(plan),
         "",
         "Seconds that one update needs of each resource: "
         + ", ".join(f"{name} {seconds:.2f}" for name, seconds in plan.demands.table().items() if seconds > 0),
@@ -69,7 +71,7 @@ def _recommendation(plan: Plan) -> list[str]:
         f"spread by {chosen.figures.spread:.0%}.",
         "  Not in this figure: engine and trainer that slow each other on shared cores, lengths that training changes.",
         f"  With more devices: {best.layout.name} gives {_gain(best.figures, plan):+.0%}.",
-        "  colocate_async is not among the layouts: no runtime has it yet.",
+        "  colocate_async is not among the layouts: a log of separate devices says nothing of the cost of switching.",
     ]
 
 
@@ -87,6 +89,21 @@ def _row(name: str, figures: Figures) -> str:
         f"{name:<16}{figures.groups_per_ks:>12.1f}{figures.trainer_idle:>8.1%}{figures.token_lag:>11.2f}"
         f"{figures.oldest_lag:>12.2f}"
     )
+
+
+def _margins(margins: Margins) -> str:
+    return (
+        f"{'  one run, 95%':<16}{f'+-{margins.groups_per_ks:.1f}':>12}{f'+-{margins.trainer_idle:.1%}':>8}"
+        f"{f'+-{margins.token_lag:.2f}':>11}{f'+-{margins.oldest_lag:.2f}':>12}"
+    )
+
+
+def _verdict(plan: Plan) -> str:
+    """Whether chance alone explains the difference."""
+    if not plan.outside:
+        return f"The measured run lies within what {len(REPLAY_SEEDS)} replays with other draws spread to, in every figure."
+    names = ", ".join(name.replace("_", " ") for name in plan.outside)
+    return f"Other draws do not explain the difference in {names}: there the fit leaves something out."
 
 
 def _points(plan: Plan) -> str:

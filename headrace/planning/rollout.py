@@ -27,6 +27,11 @@ def asynchronous(credit: int, **schedule: Any) -> dict[str, Any]:
     return {"mode": "separate_async", "credit_batches": credit, **schedule}
 
 
+def in_turns(credit: int) -> dict[str, Any]:
+    """Schedule of generation and training that take turns on the same devices, with so much credit."""
+    return {"mode": "colocate_async", "credit_batches": credit}
+
+
 def rollout_cells(scenario: Scenario, updates: int, curve_updates: int) -> list[Cell]:
     """Every cell of the experiment."""
     return [
@@ -40,13 +45,15 @@ def rollout_cells(scenario: Scenario, updates: int, curve_updates: int) -> list[
 
 
 def mode_cells(scenario: Scenario, updates: int) -> list[Cell]:
-    """Synchronous waiting against asynchronous consumption, on devices of their own and taking turns on shared ones."""
+    """The three modes: synchronous waiting, turns on shared devices, and asynchronous consumption on separate ones."""
     shared = msgspec.structs.replace(scenario, placement="shared")
     return [
         Cell(MODES, "sync", scenario, SYNC, updates),
-        Cell(MODES, "one step asynchronous", scenario, asynchronous(1), updates),
-        Cell(MODES, "separate, credit found", scenario, FOUND, updates),
-        Cell(MODES, "shared devices, credit 6", shared, asynchronous(6), updates),
+        Cell(MODES, "colocate_async, credit 1", shared, in_turns(1), updates),
+        Cell(MODES, "colocate_async, credit 6", shared, in_turns(6), updates),
+        Cell(MODES, "separate_async, credit 1", scenario, asynchronous(1), updates),
+        Cell(MODES, "separate_async, credit 6", scenario, asynchronous(6), updates),
+        Cell(MODES, "separate_async, credit found", scenario, FOUND, updates),
     ]
 
 
@@ -109,7 +116,7 @@ def losing_pairs() -> list[tuple[str, Scenario, Scenario, dict[str, Any]]]:
     return [
         ("devices split in halves", whole, half, one_step),
         ("caches rebuilt at each version, generation >> training", rebuild, rebuild, asynchronous(3)),
-        ("shared devices with a switch, generation >> training", switching, switching, asynchronous(3)),
+        ("shared devices with a switch, generation >> training", switching, switching, in_turns(3)),
     ]
 
 

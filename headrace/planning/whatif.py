@@ -23,11 +23,29 @@ from headrace.simulation.costs import TrainerCost
 from headrace.simulation.laws import Quantiles
 from headrace.simulation.scenario import Scenario
 
-REPLAY_SEEDS = (101, 102, 103)
+REPLAY_SEEDS = (101, 102, 103, 104, 105)
+_STUDENT = 2.776
+"""97.5% quantile of Student's distribution with four degrees of freedom, one fewer than there are replays."""
 SWEEP_SEEDS = (101, 102)
 SWEEP_UPDATES = 16
 _WITHIN = 0.02
 """Of the layouts within this of the best throughput, the one with the least lag is recommended."""
+
+
+class Margins(msgspec.Struct, frozen=True):
+    """Half widths of intervals, each in the unit of its figure.
+
+    Attributes:
+        groups_per_ks: of the throughput.
+        trainer_idle: of the idle share.
+        token_lag: of the token-weighted lag.
+        oldest_lag: of the lag of the oldest token.
+    """
+
+    groups_per_ks: float
+    trainer_idle: float
+    token_lag: float
+    oldest_lag: float
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -88,7 +106,8 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         fitted: what was fitted.
         measured: the run's own figures.
-        replayed: the same from the replay.
+        replayed: the same from the replay, mean over its seeds.
+        margins: half widths of the 95% prediction intervals of one run around them, by the spread over the seeds.
         bottleneck: of the run as it is.
         demands: of the run as it is.
         predictions: of every layout swept.
@@ -98,6 +117,7 @@ class Plan(msgspec.Struct, frozen=True):
     fitted: Fitted
     measured: Figures
     replayed: Figures
+    margins: Margins
     bottleneck: str
     demands: Demands
     predictions: tuple[Prediction, ...]
@@ -107,6 +127,15 @@ class Plan(msgspec.Struct, frozen=True):
     def replay_error(self) -> float:
         """Relative error of the replayed throughput."""
         return self.replayed.groups_per_ks / self.measured.groups_per_ks - 1.0
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """Names of the figures whose measured value chance in the draws does not explain: what the fit does not know."""
+        return tuple(
+            name
+            for name in Margins.__struct_fields__
+            if abs(getattr(self.measured, name) - getattr(self.replayed, name)) > getattr(self.margins, name)
+        )
 
 
 def plan_run(fitted: Fitted) -> Plan:
@@ -125,6 +154,7 @@ def plan_run(fitted: Fitted) -> Plan:
         fitted=fitted,
         measured=figures_of([fitted.measured]),
         replayed=figures_of(replayed),
+        margins=margins_of(replayed),
         bottleneck=bottleneck_of(demands, replayed[0], fitted.scenario),
         demands=demands,
         predictions=tuple(predictions),
@@ -197,6 +227,20 @@ def figures_of(outcomes: Sequence[Outcome]) -> Figures:
         token_lag=statistics.fmean(outcome.lags.token_mean for outcome in outcomes),
         oldest_lag=statistics.fmean(outcome.lags.oldest_mean for outcome in outcomes),
         spread=max(abs(rate - mean) for rate in rates) / mean,
+    )
+
+
+def margins_of(outcomes: Sequence[Outcome]) -> Margins:
+    """Half widths of the 95% prediction intervals of one more run: t s sqrt(1 + 1/n), s their standard deviation.
+
+    Args:
+        outcomes: as many as there are replay seeds.
+    """
+    assert len(outcomes) == len(REPLAY_SEEDS)
+    figures = [figures_of([outcome]) for outcome in outcomes]
+    scale = _STUDENT * (1.0 + 1.0 / len(figures)) ** 0.5
+    return Margins(
+        *(scale * statistics.stdev(getattr(figure, name) for figure in figures) for name in Margins.__struct_fields__)
     )
 
 

@@ -45,12 +45,16 @@ class Scenario(Section, frozen=True):
     def fluid_groups_per_s(self) -> float:
         """Most groups per second that engine slots and trainer allow, keeping all tasks; full slots.
 
+        On shared devices a batch takes the sum of what its generation, its training and two switches take.
+
         Example: 256 slots at one token per second, 8 members of 114 tokens: 256 / (8 * 114) = 0.281 groups per second.
         """
         tokens_per_s = self.engine.request_rates()[-1] * self.engine.slots
         turns = self.workload.turns.mean if self.workload.tokens_of == "turn" else 1.0
         generated = tokens_per_s / (self.group_size * self.workload.mean_tokens * turns)
         train_s = self.trainer.update_s.mean + self.trainer.score_s.mean
+        if self.placement == "shared":
+            return self.batch_groups / (self.batch_groups / generated + train_s + 2.0 * self.switch_s)
         return min(generated, self.batch_groups / train_s if train_s > 0.0 else generated)
 
 

@@ -64,6 +64,15 @@ def test_no_rule_that_keeps_tasks_beats_the_fluid_bound_over_a_long_run() -> Non
     assert 0.8 < cell.fluid_fraction < 1.1
 
 
+def test_turns_on_shared_devices_stay_below_the_bound_that_adds_up_what_a_batch_takes() -> None:
+    by_mode = {cell.name: run_cell(cell, 7) for cell in mode_cells(small(), 12)[:5]}
+    for credit in (1, 6):
+        shared, separate = by_mode[f"colocate_async, credit {credit}"], by_mode[f"separate_async, credit {credit}"]
+        assert shared.fluid_groups_per_ks < separate.fluid_groups_per_ks
+        assert shared.outcome.steady_groups_per_ks < separate.outcome.steady_groups_per_ks
+        assert shared.outcome.lags.oldest_max > 0
+
+
 def test_asynchronous_training_loses_where_the_experiment_says_so() -> None:
     cells = [run_cell(cell, 7) for cell in losing_cells(12)]
     assert len(cells) == 6

@@ -11,11 +11,13 @@ from headrace.planning.decode_rate import decode_points
 from headrace.planning.fit import Fitted, fit_events, fit_run, law_of, steps_of
 from headrace.planning.plan_text import render_plan
 from headrace.planning.whatif import (
+    REPLAY_SEEDS,
     Figures,
     Layout,
     Plan,
     Prediction,
     figures_of,
+    margins_of,
     recommend,
     replay,
     scenario_of,
@@ -147,11 +149,24 @@ def test_a_plan_never_goes_without_its_error_and_says_what_it_cannot_try(runs: d
     demands = demands_of(run.scenario, None, None)
     measured = figures_of([run.measured])
     predictions = [Prediction(layout, measured, "trainer", demands) for layout in sweep(run)]
-    text = render_plan(Plan(run, measured, measured, "trainer", demands, tuple(predictions), recommend(predictions)))
+    margins = margins_of([run.measured] * len(REPLAY_SEEDS))
+    plan = Plan(run, measured, measured, margins, "trainer", demands, tuple(predictions), recommend(predictions))
+    text = render_plan(plan)
     assert "Believe it to about +-0%" in text
     assert "colocate_async is not among the layouts" in text
     assert "predicted" in text
     assert "measured" in text
+    assert "in every figure" in text
+    off = msgspec.structs.replace(plan, measured=msgspec.structs.replace(measured, token_lag=3.0))
+    assert "do not explain the difference in token lag:" in render_plan(off)
+
+
+def test_a_margin_is_the_prediction_interval_of_one_more_run(runs: dict[str, Fitted]) -> None:
+    rates = (1.0, 2.0, 3.0, 4.0, 5.0)
+    margins = margins_of([msgspec.structs.replace(runs["sync"].measured, steady_groups_per_ks=rate) for rate in rates])
+    # The deviation of 1 to 5 is 1.5811; the 97.5% quantile of Student's t with 4 degrees is 2.776.
+    assert margins.groups_per_ks == pytest.approx(2.776 * 1.5811 * 1.2**0.5, rel=1e-4)
+    assert margins.trainer_idle == margins.token_lag == 0.0
 
 
 def test_a_folder_without_a_journal_is_refused_with_what_to_name(tmp_path_factory: pytest.TempPathFactory) -> None:
