@@ -18,6 +18,7 @@ class Demands(msgspec.Struct, frozen=True):
         environment_cpu: CPU of its tool calls over the cores; 0 where nothing metered it.
         external_wait: waiting of its tool calls and openings over the calls that may run at the same time; 0 without
             bound: then it delays episodes and limits nothing.
+        external_service: its tool calls over the calls per second that the service lets begin; 0 without bound.
         grader: grading over the gradings that may run at the same time; 0 without bound.
         trainer: scoring and update.
         sync: staging, canary and the engine's pause.
@@ -28,6 +29,7 @@ class Demands(msgspec.Struct, frozen=True):
     prefill: float
     environment_cpu: float
     external_wait: float
+    external_service: float
     grader: float
     trainer: float
     sync: float
@@ -62,6 +64,9 @@ def demands_of(scenario: Scenario, cpu_s_per_episode: float | None, cores: float
         prefill=prefill,
         environment_cpu=episodes * cpu_s_per_episode / cores if cpu_s_per_episode and cores else 0.0,
         external_wait=episodes * waits / scenario.environment_slots if scenario.environment_slots else 0.0,
+        external_service=episodes * (turns - 1.0) / scenario.external_calls_per_s
+        if scenario.external_calls_per_s
+        else 0.0,
         grader=episodes * workload.grade_s.mean / scenario.grader_slots if scenario.grader_slots else 0.0,
         trainer=trainer.update_s.mean + trainer.score_s.mean,
         sync=engine.stage_s.mean + trainer.canary_s + engine.swap_pause_s,

@@ -169,7 +169,11 @@ async def run_simulated(simulation: Simulation, observers: Sequence[Observer], d
         harness=SimulatedHarness(draws),
         inference=engine,
         environment=SimulatedEnvironment(
-            draws, effect=simulation.effect, num_slots=scenario.environment_slots, effects=disk.effects
+            draws,
+            effect=simulation.effect,
+            num_slots=scenario.environment_slots,
+            calls_per_s=scenario.external_calls_per_s,
+            effects=disk.effects,
         ),
         grader=SimulatedGrader(draws, num_slots=scenario.grader_slots),
         trainer=trainer,

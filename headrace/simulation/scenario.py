@@ -25,6 +25,8 @@ class Scenario(Section, frozen=True):
         batch_groups: groups of one update.
         updates: number of updates.
         environment_slots: tool calls at the same time; None has no bound.
+        external_calls_per_s: tool calls per second that the external service behind them lets begin, evenly spaced; None
+            has no bound.
         grader_slots: gradings at the same time; None has no bound.
         placement: `separate` gives engine and trainer devices of their own; `shared` makes them take turns on one.
         switch_s: seconds to change a shared device from generation to training, and again to change back.
@@ -37,13 +39,18 @@ class Scenario(Section, frozen=True):
     batch_groups: int = 16
     updates: int = 100
     environment_slots: int | None = None
+    external_calls_per_s: float | None = None
     grader_slots: int | None = None
     placement: Literal["separate", "shared"] = "separate"
     switch_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.external_calls_per_s is not None and not self.external_calls_per_s > 0.0:
+            raise ValueError(f"external_calls_per_s is {self.external_calls_per_s}; it must be positive or absent")
+
     @property
     def fluid_groups_per_s(self) -> float:
-        """Most groups per second that engine slots and trainer allow, keeping all tasks; full slots.
+        """Most groups per second that engine slots, external service and trainer allow, keeping all tasks; full slots.
 
         On shared devices a batch takes the sum of what its generation, its training and two switches take.
 
@@ -52,6 +59,9 @@ class Scenario(Section, frozen=True):
         tokens_per_s = self.engine.request_rates()[-1] * self.engine.slots
         turns = self.workload.turns.mean if self.workload.tokens_of == "turn" else 1.0
         generated = tokens_per_s / (self.group_size * self.workload.mean_tokens * turns)
+        calls = self.workload.turns.mean - 1.0
+        if self.external_calls_per_s is not None and calls > 0.0:
+            generated = min(generated, self.external_calls_per_s / (self.group_size * calls))
         train_s = self.trainer.update_s.mean + self.trainer.score_s.mean
         if self.placement == "shared":
             return self.batch_groups / (self.batch_groups / generated + train_s + 2.0 * self.switch_s)
