@@ -23,8 +23,7 @@ from headrace.records.verdict import Unscored
 from headrace.runtime.adapters import open_tasks
 from headrace.runtime.bench import Bench, Played, open_bench
 from headrace.runtime.oracles import Script, open_oracle, oracle_script, random_script, silent_script
-from headrace.runtime.policy import given_policy
-from headrace.runtime.preflight import model_shape, preflight, prompt_lengths, tokenizer_ids
+from headrace.runtime.preflight import preflight_tasks
 
 ORACLE, SILENT, RANDOM = "oracle", "silent", "random"
 _SHOWN = 3
@@ -83,12 +82,13 @@ class CheckReport:
     Attributes:
         policies: one entry each.
         problems: what is wrong, in words; empty when the task set may be trained on.
-        fits: how a run would fit into context, slots and memory; empty when it would not.
+        fits: how a run would fit into context, slots and memory; empty when it would not, None where the configuration
+            names no policy.
     """
 
     policies: tuple[PolicyCheck, ...]
     problems: tuple[str, ...]
-    fits: str
+    fits: str | None
 
 
 def check_tasks(config: Config, settings: CheckSettings) -> CheckReport:
@@ -112,9 +112,9 @@ async def _check(config: Config, settings: CheckSettings) -> CheckReport:
             "problems an answer or an oracle"
         )
     async with open_bench(config) as bench:
-        fits = ""
+        fits: str | None = ""
         try:
-            fits = await _fits(config, bench, tasks)
+            fits = await preflight_tasks(config, bench.harness, tasks)
         except ConfigError as error:
             problems.append(str(error))
         scripts = {
@@ -128,13 +128,6 @@ async def _check(config: Config, settings: CheckSettings) -> CheckReport:
             checks.append(_summary(name, played, config.evaluation.success_bound))
             problems += _problems(name, played, config, settings)
     return CheckReport(tuple(checks), tuple(problems), fits)
-
-
-async def _fits(config: Config, bench: Bench, tasks: Sequence[Task]) -> str:
-    """How a run with this configuration would fit. Raises ConfigError when it would not."""
-    vocabulary = tokenizer_ids(bench.harness)
-    shape = model_shape(config, await given_policy(config), vocabulary)
-    return preflight(config, shape, vocabulary, prompt_lengths(bench.harness, tasks))
 
 
 def _chosen(config: Config, settings: CheckSettings) -> list[Task]:

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+import msgspec
 from rich.console import Console
 
 from headrace.config import Config
@@ -20,8 +21,7 @@ from headrace.records.terminal import terminal_name
 from headrace.records.verdict import Unscored
 from headrace.runtime.adapters import open_tasks
 from headrace.runtime.bench import Played, open_bench
-from headrace.runtime.policy import given_policy
-from headrace.runtime.preflight import model_shape, preflight, prompt_lengths, tokenizer_ids
+from headrace.runtime.preflight import preflight_tasks
 
 _PERSON = PolicyVersion(PolicyId("person"), 0, content_version("person"))
 
@@ -50,10 +50,11 @@ def _task(config: Config, number: int, *, is_training: bool) -> Task:
 
 async def _play(config: Config, task: Task) -> int:
     console = Console(highlight=False, markup=False)
+    # A person plays once: what a run would try again shows as the failure that it is.
+    schedule = msgspec.structs.replace(config.schedule, infra_attempts=1)
+    config = msgspec.structs.replace(config, schedule=schedule)
     async with open_bench(config) as bench:
-        vocabulary = tokenizer_ids(bench.harness)
-        shape = model_shape(config, await given_policy(config), vocabulary)
-        preflight(config, shape, vocabulary, prompt_lengths(bench.harness, [task]), workers=())
+        await preflight_tasks(config, bench.harness, [task], workers=())
         speaker = _Person(console, bench.harness, bench.environment.tools, task)
         speaker.introduce()
         runner = bench.runner(ScriptedInference(speaker.speak), [_PERSON], has_wall_limit=False)
@@ -77,7 +78,9 @@ class _Person:
         for tool in self._tools.values():
             self._console.print(f"tool {tool.name}: {tool.description}\n     {tool.parameters}", soft_wrap=True)
         self._console.print(
-            f"budget: {budget.turns} turns, {budget.episode_tokens} tokens in all, {budget.turn_tokens} a turn\n",
+            f"budget: {budget.turns} turns, {budget.episode_tokens} tokens in all, {budget.turn_tokens} a turn\n"
+            "a line that begins with a tool's name is a call, with its arguments as JSON behind; any other line is the "
+            "answer\n",
             soft_wrap=True,
         )
 

@@ -16,7 +16,7 @@ from headrace.harness import WritingHarness
 from headrace.records.task import Task
 from headrace.runtime.adapters import NamedTasks
 from headrace.runtime.engines import SlotOptions, open_engine
-from headrace.runtime.policy import WarmStartOptions
+from headrace.runtime.policy import WarmStartOptions, given_policy
 
 Worker = Literal["engine", "trainer"]
 WORKERS: tuple[Worker, ...] = ("engine", "trainer")
@@ -118,6 +118,21 @@ def preflight(
         f"longest prompt {max(prompts, default=0)} of {config.budget.episode_tokens} tokens of an episode, "
         f"{engine.context} of a slot, {shape.positions} positions; memory about {memory} of {_gib(free)}"
     )
+
+
+async def preflight_tasks(
+    config: Config, harness: WritingHarness, tasks: Iterable[Task], *, workers: Collection[Worker] = WORKERS
+) -> str | None:
+    """How a run on these tasks would fit; None where the configuration names no policy, as one for `check` may.
+
+    Raises:
+        ConfigError: naming everything that does not fit.
+    """
+    if config.policy.kind == "warm_start" and not config.policy.options:
+        return None
+    vocabulary = tokenizer_ids(harness)
+    shape = model_shape(config, await given_policy(config), vocabulary)
+    return preflight(config, shape, vocabulary, prompt_lengths(harness, tasks), workers=workers)
 
 
 def model_shape(config: Config, folder: Path | None, vocabulary: int) -> ModelShape:

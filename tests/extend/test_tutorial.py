@@ -55,6 +55,19 @@ def test_the_tutorials_parts_are_sound_and_can_be_played_by_hand(shop: Path) -> 
 
 
 @pytest.mark.slow
+def test_a_person_whose_tool_raises_reads_where_and_is_not_asked_again(shop: Path) -> None:
+    text = (shop / "shop.py").read_text(encoding="utf-8")
+    (shop / "broken.py").write_text(text.replace("prices = {", "prices = 1 / 0 or {", 1), encoding="utf-8")
+    told = (shop / "shop.toml").read_text(encoding="utf-8")
+    changed = told.replace('"shop.py", name = "price"', '"broken.py", name = "price"')
+    (shop / "broken.toml").write_text(changed, encoding="utf-8")
+    played = headrace(shop, "play", "broken.toml", typed='price {"item": "tea"}\n')
+    assert played.count("> ") == 1
+    assert "not scored: infra: environment: ZeroDivisionError" in played
+    assert "broken.py:" in played
+
+
+@pytest.mark.slow
 def test_the_tutorials_run_trains_and_an_episode_of_it_comes_out_again_byte_for_byte(
     shop: Path, shop_run: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """What does not fit is named with value, bound and remedy before anything is loaded."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from headrace.config import Config, load_config
 from headrace.errors import ConfigError
 from headrace.inference.options import EngineOptions
-from headrace.runtime.preflight import memory_of, model_shape, preflight
+from headrace.runtime.adapters import open_harness
+from headrace.runtime.preflight import memory_of, model_shape, preflight, preflight_tasks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic" / "train.toml"
 GIB = 1024**3
@@ -71,3 +73,12 @@ def test_the_estimate_counts_the_models_own_parameters_and_cache() -> None:
     heads, layers = described["num_key_value_heads"], described["num_hidden_layers"]
     head_size = described["hidden_size"] // described["num_attention_heads"]
     assert memory.cache == 2 * layers * 64 * heads * 257 * head_size * 4
+
+
+def test_a_configuration_without_a_policy_is_not_asked_and_a_half_written_one_is_refused() -> None:
+    workspace = load_config(EXAMPLE.parents[1] / "workspace" / "check.toml", ())
+    harness = open_harness(workspace, (), None)
+    assert asyncio.run(preflight_tasks(workspace, harness, [])) is None
+    half = load_config(EXAMPLE.parents[1] / "workspace" / "check.toml", ("policy.options.demonstrations=3",))
+    with pytest.raises(ConfigError, match="missing required field `model`"):
+        asyncio.run(preflight_tasks(half, harness, []))
