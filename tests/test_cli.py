@@ -1,5 +1,7 @@
 """The command line: every command teaches by an example, and refuses with value, bound and remedy."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,13 @@ def test_a_refusal_names_value_bound_and_remedy(
 def test_an_empty_folder_of_runs_says_how_to_begin(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["ls", "--runs", str(tmp_path)]) == 0
     assert "headrace train CONFIG" in capsys.readouterr().out
+
+
+def test_a_list_of_runs_loads_no_tensor_library(tmp_path: Path) -> None:
+    listed = f"main(['ls', '--runs', {str(tmp_path)!r}])"
+    code = f"import sys; from headrace.cli import main; {listed}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
 
 
 def test_the_readme_shows_every_command_and_no_other() -> None:

@@ -1,18 +1,21 @@
 """What `check`, `eval`, `replay` and `ls` print. Each returns the exit status that its finding means."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from headrace.reporting.quantities import ABSENT, size
-from headrace.runtime.checking import CheckReport
-from headrace.runtime.evaluating import EvalReport, ModelScore
-from headrace.runtime.listing import RunLine
-from headrace.runtime.replaying import ReplayReport
+
+if TYPE_CHECKING:  # `ls` prints at once: what plays or scores an episode loads torch
+    from headrace.runtime.checking import CheckReport
+    from headrace.runtime.evaluating import EvalReport, ModelScore
+    from headrace.runtime.listing import RunLine
+    from headrace.runtime.replaying import ReplayReport
 
 
-def print_check(report: CheckReport) -> int:
+def print_check(report: "CheckReport") -> int:
     """0 when the task set may be trained on, else 1."""
     console = Console(highlight=False, markup=False)
     table = Table("policy", "tasks", "full", "partial", "zero", "unscored", "infra", "turns", "tokens")
@@ -22,6 +25,8 @@ def print_check(report: CheckReport) -> int:
     console.print(table)
     if report.fits:
         console.print(f"fits: {report.fits}", soft_wrap=True)
+    if report.fits is None:
+        console.print("fits: not asked, since `policy` is not configured; `headrace train` needs it", soft_wrap=True)
     console.print(
         "full, partial, zero: marks that the grader gave; unscored: it gave none; infra: the platform failed; turns, "
         "tokens: the most of one episode"
@@ -40,7 +45,7 @@ def print_check(report: CheckReport) -> int:
     return 1 if report.problems else 0
 
 
-def print_eval(report: EvalReport) -> int:
+def print_eval(report: "EvalReport") -> int:
     """0."""
     console = Console(highlight=False, markup=False)
     for score in report.scores:
@@ -61,7 +66,7 @@ def print_eval(report: EvalReport) -> int:
     return 0
 
 
-def print_replay(report: ReplayReport) -> int:
+def print_replay(report: "ReplayReport") -> int:
     """0 when everything came out as recorded, else 1."""
     console = Console(highlight=False, markup=False)
     for version in report.versions:
@@ -100,7 +105,7 @@ def print_replay(report: ReplayReport) -> int:
     return 0 if report.is_same else 1
 
 
-def print_runs(lines: Sequence[RunLine], where: str) -> int:
+def print_runs(lines: "Sequence[RunLine]", where: str) -> int:
     """0."""
     console = Console(highlight=False, markup=False)
     if not lines:
@@ -117,7 +122,7 @@ def print_runs(lines: Sequence[RunLine], where: str) -> int:
     return 0
 
 
-def _run_cells(line: RunLine) -> tuple[str, ...]:
+def _run_cells(line: "RunLine") -> tuple[str, ...]:
     """One run, narrow enough for a terminal of 80 columns; T is the sampling temperature."""
     success = ", ".join(
         f"{item.successes / item.graded:.1%} T={item.temperature:g}" for item in line.held_out if item.graded
@@ -127,7 +132,7 @@ def _run_cells(line: RunLine) -> tuple[str, ...]:
     return (line.name, started or ABSENT, updates, success or ABSENT, size(line.size_bytes), line.state)
 
 
-def _print_score(console: Console, score: ModelScore) -> None:
+def _print_score(console: Console, score: "ModelScore") -> None:
     scored = sum(task.scored for task in score.tasks)
     console.print(f"fits: {score.fits}", soft_wrap=True)
     console.print(
