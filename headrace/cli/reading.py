@@ -158,13 +158,13 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _repair(options: argparse.Namespace) -> int:
     from headrace.runtime.folders import find_run
-    from headrace.runtime.reading import shortened
+    from headrace.runtime.reading import with_short_addresses
     from headrace.runtime.repairing import describe, repair_run
 
     folder = find_run(options.runs, options.run)
     report = repair_run(folder, is_dry_run=options.dry_run, may_truncate=options.truncate)
     text, status = describe(report, is_dry_run=options.dry_run)
-    print("\n".join(line[:9] + shortened(line[9:]) for line in text.splitlines()))
+    print(with_short_addresses(text))
     return status
 
 

@@ -71,7 +71,12 @@ def verify(run: Path) -> tuple[str, bool]:
 
 def shortened(text: str) -> str:
     """One line, with every address cut to twelve characters and an ellipsis."""
-    return " ".join(_ADDRESS.sub(r"\1…", text).split())
+    return " ".join(with_short_addresses(text).split())
+
+
+def with_short_addresses(text: str) -> str:
+    """The text as it stands, with every address cut to twelve characters and an ellipsis."""
+    return _ADDRESS.sub(r"\1…", text)
 
 
 def _counted(counts: dict[str, int]) -> list[str]:

@@ -32,6 +32,10 @@ BLOBS_NAME = "blobs"
 """Name of the blob folder within a run's folder."""
 
 _MAX_PROBLEMS = 1_000
+_NOT_CANONICAL = (
+    "its bytes are not the canonical ones of what they decode to; if every hash holds, another version of Headrace wrote "
+    "them: verify with that one"
+)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -156,7 +160,7 @@ class _Verification:
             if column != value:
                 self._object(where, f"column {name} is {column!r}, the event says {value!r}")
         if canonical_bytes(event) != stored.data:
-            self._object(where, "its bytes are not the canonical ones of what they decode to")
+            self._object(where, _NOT_CANONICAL)
 
     def _collect(self, event: Event) -> None:
         """Notes what the event names, to be looked up once the rows are known."""
@@ -191,7 +195,7 @@ class _Verification:
             self._object(where, str(error))
             return
         if canonical_bytes(record) != row.data:
-            self._object(where, "its bytes are not the canonical ones of what they decode to")
+            self._object(where, _NOT_CANONICAL)
         if isinstance(record, Transcript):
             record.check()
             self._outputs_agree(record, where)

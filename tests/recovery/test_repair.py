@@ -221,6 +221,15 @@ def test_one_flipped_bit_in_an_event_is_put_right(run: Run) -> None:
     assert run.execute("SELECT * FROM events ORDER BY seq") == before
 
 
+def test_what_was_repaired_is_told_with_short_addresses(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.flip("rows", "data", run.rowid("side"), 1)
+    assert main(["repair", str(run.folder)]) == 0
+    told = capsys.readouterr().out
+    assert "REBUILT  row " in told
+    assert "…" in told
+    assert f"repaired: 1 rebuilt, 0 set aside in {run.folder / QUARANTINE}" in told
+
+
 BREAKS: dict[str, Callable[[Run], None]] = {
     "two flipped bits": lambda run: run.flip("events", "bytes", 120, 2),
     "deleted": lambda run: run.execute("DELETE FROM events WHERE seq = 120"),
