@@ -4,6 +4,7 @@ Every section is checked where it is owned. An adapter owns its `options`, chose
 stays below forty fields.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -456,7 +457,22 @@ def decode_options(options: dict[str, Any], kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(options, kind)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {error}{_known_fields(str(error), kind)}") from error
+
+
+def _known_fields(message: str, kind: Any) -> str:
+    """The fields there are, when a message of msgspec is about one that there is not."""
+    found = re.search(r"unknown field `.*?`(?: - at `\$\.(.+)`)?$", message)
+    if found is None:
+        return ""
+    for name in found[1].split(".") if found[1] else ():
+        kind = next((field.type for field in _fields(kind) if field.encode_name == name), None)
+    names = [field.encode_name for field in _fields(kind)]
+    return f"; known: {', '.join(names)}" if names else ""
+
+
+def _fields(kind: Any) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
 
 
 def override_config(config: Config, overrides: tuple[str, ...]) -> Config:

@@ -40,6 +40,8 @@ def test_every_command_teaches_by_example(command: str, capsys: pytest.CaptureFi
     ("arguments", "told"),
     [
         (["train", "none.toml"], "none.toml: no such file"),
+        (["check", EXAMPLE, "run.updtes=4"], "unknown field `updtes` - at `$.run`; known: seed, updates"),
+        (["check", EXAMPLE, "rnu.updates=4"], "unknown field `rnu`; known: run, "),
         (["check", EXAMPLE, "tasks.kind=nothing"], "tasks.kind is 'nothing'; known: python, reasoning_gym"),
         (["play", EXAMPLE, "--task", "0", "tasks.kind=nothing"], "tasks.kind is 'nothing'"),
         (["play", EXAMPLE, "--task", "9999"], "--task is 9999; there are 180 held-out tasks"),

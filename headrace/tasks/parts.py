@@ -100,7 +100,8 @@ class PythonTasks:
                 tasks.append(self._as_task(seed, index, problem))
         if len(tasks) < options.held_out:
             raise ConfigError(
-                f"tasks.options.held_out is {options.held_out}; {self._set.name} has {len(tasks)} different questions"
+                f"tasks.options.held_out is {options.held_out}; {self._set.name} has {len(tasks)} different questions; "
+                "lower held_out"
             )
         return tasks
 
