@@ -53,8 +53,9 @@ def learning(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
             ),
         )
         yield (
-            "ESS: smallest of an update, as a share; k-hat: Pareto tail of the weights, above 0.7 no estimate is usable; "
-            "KL: of behaviour to trainer; kept: tokens that no correction removed; clip: where the clipped branch decides; "
+            "ESS: smallest of an update, as a share; k-hat: Pareto tail of the weights, above 0.7 no estimate is usable, "
+            "though where ESS is 1.000 the weights hardly differ and their tail decides nothing; KL: of "
+            "behaviour to trainer; kept: tokens that no correction removed; clip: where the clipped branch decides; "
             "out: ratio outside the clip range; dual: where the dual clip decides."
         )
         yield from _gate(signal)
