@@ -101,7 +101,8 @@ def _from_file(path: Path) -> ModuleType:
     # Beside the file, so that it may import its neighbours.
     sys.path.insert(0, str(path.parent))
     try:
-        found.loader.exec_module(module)
+        # Not by its loader: that takes cached bytecode of another source that has the same size and second.
+        exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - a user's own code
     except BaseException:
         del sys.modules[name]
         raise

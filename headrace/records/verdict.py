@@ -75,7 +75,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         for name, value in self.outcome.components:
             # A grader in this process may hand over anything, and a bool is an int to Python.
             if type(value) not in {int, float} or not (math.isfinite(value) and 0.0 <= value <= 1.0):
-                raise IntegrityError(f"score {name} is {value!r}; it must be a finite number in [0, 1]")
+                raise IntegrityError(f"score {name!r} is {value!r}; it must be a finite number in [0, 1]")
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):

@@ -60,7 +60,7 @@ options = { file = "parts.py", name = "grade" }
         ({"grade": "1.0"}, "raise --chance if tasks can be guessed"),
         ({"grade": "None"}, "oracle: 3 episodes without a score"),
         ({"grade": "1 / 0"}, "ZeroDivisionError"),
-        ({"grade": "2.0"}, "must be finite and in [0, 1]"),
+        ({"grade": "2.0"}, "it must be a finite number in [0, 1]"),
         ({"oracle": "None", "answer": "None"}, "oracle: 3 of 3 tasks have none"),
     ],
 )

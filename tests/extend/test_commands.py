@@ -131,5 +131,5 @@ def test_a_replay_under_another_environment_says_so_and_where_it_diverges(
 def test_a_list_of_runs_names_state_updates_and_success(shop: Path, shop_run: Path, capsys) -> None:
     status, text = said(capsys, "ls", "--runs", shop / "runs")
     assert status == 0
-    for word in ("first", "completed", "1 of 1", "MiB", "% at T=1"):
+    for word in ("first", "completed", "1/1", "KiB", "% T=1"):
         assert word in text

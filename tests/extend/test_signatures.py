@@ -1,6 +1,9 @@
 """A typed function becomes a tool: schema from hints and docstring, arguments read by the same hints."""
 
 import json
+import os
+import py_compile
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -112,3 +115,14 @@ def test_an_oracle_is_the_answer_unless_it_is_written_down() -> None:
     first, last = turns
     assert first.calls[0].text == '{"name":"put","arguments":{"item":{"name":"tea","count":1}}}'
     assert last.text == "done"
+
+
+def test_what_runs_is_the_source_as_it_stands_and_no_cached_bytecode_of_another(tmp_path: Path) -> None:
+    file, found = tmp_path / "part.py", []
+    for value in ("3", "5"):  # the same size, and to Python's cache the same second
+        file.write_text(f"VALUE = {value}\n", encoding="utf-8")
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+        if value == "3":
+            py_compile.compile(str(file))
+        found.append(load_part(PartOptions("VALUE", file=str(file))))
+    assert found == [3, 5]
