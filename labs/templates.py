@@ -18,7 +18,8 @@ A template is append-only when what it renders with one more message starts with
 sequence go on from the exact tokens that were sampled; with any other, a later turn would show the policy a history that it
 never produced. Headrace does not render history again in either case. It asks this question when a harness is made, and
 refuses a template that would, with the cause (`harness.kind = "renderers"`, family `default`); the families of the
-`renderers` package go on from the ids held where the template alone would not.
+`renderers` package go on from the ids held where the template alone would not, and `on_rewrite = "fork"` follows one that
+only drops thoughts on a path of its own ([families.md](families.md)).
 
 Each row is one template of `trl` {version} (Apache-2.0), rendered as text for one short conversation: a question, a turn of
 the policy, and what stands over the column. `thinking dropped`: the thought is gone from the earlier turn.

@@ -1,6 +1,7 @@
 """A family of the renderers package through a whole check: real sandbox, real grader, every transcript sealed."""
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -21,13 +22,27 @@ ARITHMETIC = Path(__file__).parent.parent.parent / "examples" / "arithmetic" / "
 def test_qwen3_plays_the_arithmetic_tasks_and_nothing_but_the_policy_fails(tmp_path: Path) -> None:
     for file in QWEN3.iterdir():
         shutil.copy(file, tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+    shape = {
+        "model_type": "qwen3",
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 40960,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
     overrides = (
         "harness.kind=renderers",
         'harness.options={ family = "qwen3" }',
         "policy.kind=folder",
         f'policy.options={{ path = "{tmp_path}" }}',
         "budget.episode_tokens=4096",
+        "inference.options={ context = 4096, slots = 4 }",
+        "trainer.options={ micro_batch_tokens = 512 }",
         "budget.turn_tokens=512",
         "tasks.options={ held_out_per_stratum = 1 }",
     )
