@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from control.simulated_runs import faultless, run
+from vllm_case import NEEDS_VLLM, VLLM_PYTHON
 
 from headrace.checkers import LawChecker, bounds_of
 from headrace.config import Config, decode_config
@@ -28,15 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
     "one step asynchronous": {"mode": "separate_async", "credit_batches": 1},
 }
 UPDATES = 3
-VLLM = Path(__file__).parents[2] / ".venv-vllm/bin/python"
-MARKS = {
-    "simulated": (),
-    "embedded": (pytest.mark.slow,),
-    "vllm": (
-        pytest.mark.vllm,
-        pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not installed; run `make vllm`"),
-    ),
-}
+MARKS = {"simulated": (), "embedded": (pytest.mark.slow,), "vllm": NEEDS_VLLM}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +44,7 @@ class Outcome:
 
 
 def local_config(mode: str, policy: Path, engine: str) -> Config:
-    options = {"python": str(VLLM)} if engine == "vllm" else {}
+    options = {"python": str(VLLM_PYTHON)} if engine == "vllm" else {}
     return decode_config(
         {
             "run": {"seed": 11, "updates": UPDATES},
