@@ -2,7 +2,8 @@
 
 import msgspec
 
-from headrace.reporting.folds.index import RunIndex, TranscriptLife
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.folds.lives import TranscriptLife
 from headrace.reporting.quantities import ratio
 
 

@@ -13,7 +13,8 @@ import msgspec
 from headrace.algorithms.intervals import wilson_interval
 from headrace.records.events import Event
 from headrace.records.run import AnswerRefused, BreakerChanged, LateWriteRefused
-from headrace.reporting.folds.index import RunIndex, TranscriptLife
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.folds.lives import TranscriptLife
 from headrace.reporting.quantities import ratio
 
 MIN_EACH = 20

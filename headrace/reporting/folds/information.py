@@ -15,7 +15,8 @@ from headrace.algorithms.information import GroupSignal, effective_information, 
 from headrace.records.events import Event
 from headrace.records.ids import Address
 from headrace.records.verdict import VerdictDisputed, VerdictSealed
-from headrace.reporting.folds.index import GroupLife, RunIndex
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.folds.lives import GroupLife
 from headrace.reporting.folds.strata import is_cut_off
 from headrace.reporting.quantities import ratio
 

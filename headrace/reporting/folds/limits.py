@@ -9,7 +9,8 @@ import msgspec
 
 from headrace.records.execution import ExecutionStatus
 from headrace.records.verdict import UnscoredCause
-from headrace.reporting.folds.index import RunIndex, TranscriptLife
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.folds.lives import TranscriptLife
 from headrace.reporting.folds.spans import Bins
 from headrace.reporting.folds.stages import Series
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headrace.reporting.folds.index import GroupLife, RunIndex
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.folds.lives import GroupLife
 from headrace.reporting.quantities import mean, ratio
 
 _LEAST_DEPARTURE = 0.02

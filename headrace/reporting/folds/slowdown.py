@@ -5,7 +5,8 @@ Invariant: every sealed trajectory is in exactly one row. Lengths are cut at pow
 
 import msgspec
 
-from headrace.reporting.folds.index import RunIndex, TranscriptLife
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.folds.lives import TranscriptLife
 from headrace.reporting.folds.strata import octave
 from headrace.reporting.quantities import mean, quantile
 

@@ -8,7 +8,8 @@ import math
 
 import msgspec
 
-from headrace.reporting.folds.index import END_OF_RUN, GroupLife, RunIndex
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.folds.lives import END_OF_RUN, GroupLife
 from headrace.reporting.quantities import mean, ratio
 
 

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from headrace.reporting.folds.index import RunIndex, UpdateLife, VersionLife
+from headrace.reporting.folds.index import RunIndex
+from headrace.reporting.folds.lives import UpdateLife, VersionLife
 from headrace.reporting.quantities import mean, quantile, ratio
 
 
