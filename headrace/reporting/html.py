@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from headrace.reporting.contents import headline, sections
 from headrace.reporting.folds.heldout import Rate
 from headrace.reporting.grids import Grid, Section, interval, per_resource
 from headrace.reporting.plaintext import as_html, one_line
 from headrace.reporting.plots import Plot, plots
 from headrace.reporting.quantities import ABSENT, duration, number, percent
 from headrace.reporting.report import RunReport
-from headrace.reporting.sections import headline, sections
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

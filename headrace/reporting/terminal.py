@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.reporting.contents import headline, sections
 from headrace.reporting.grids import Grid
 from headrace.reporting.plaintext import one_line
 from headrace.reporting.report import RunReport
-from headrace.reporting.sections import headline, sections
 
 _GAP = 2
 """Blank columns between two columns."""

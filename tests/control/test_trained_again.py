@@ -19,8 +19,8 @@ from headrace.records.update import BatchScored
 from headrace.reporting.folds.index import RunIndex, fold
 from headrace.reporting.folds.information import FlipRates, information
 from headrace.reporting.folds.signal import learning_signal
-from headrace.reporting.learning import learning
 from headrace.reporting.report import report_run
+from headrace.reporting.sections.learning import learning
 from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
 
 WEIGHED: dict[str, Any] = {"anchor": "old", "corrections": [{"kind": "sequence_mis", "bound": 3.0}]}

@@ -10,9 +10,9 @@ from headrace.errors import ConfigError
 from headrace.records.batch import BatchPlanned, GroupRejected
 from headrace.records.task import TaskDrawn
 from headrace.records.weighing import StrataWeighed, StratumWeights
-from headrace.reporting.learning import learning
 from headrace.reporting.quantities import number
 from headrace.reporting.report import report_run
+from headrace.reporting.sections.learning import learning
 from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
 
 DROP = {"mode": "separate_async", "credit_batches": 3, "staleness": "drop", "max_lag": 1}

@@ -18,7 +18,7 @@ from headrace.records.update import (
     UpdateCompleted,
 )
 from headrace.reporting.grids import Grid
-from headrace.reporting.learning import learning
+from headrace.reporting.sections.learning import learning
 
 FIGURES = signal_figures(
     [RowScore(Address(str(n)), 0, 4, ratio, 0.1, None, 0.1, 0.2) for n, ratio in enumerate((0.0, 2.0))]

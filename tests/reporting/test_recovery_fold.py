@@ -7,8 +7,8 @@ from headrace.records.action import Action, ActionCommitted, ActionIntended, Eff
 from headrace.records.checkpoint import CheckpointWritten, Manifest, RunResumed
 from headrace.records.ids import ActionId, LeaseToken
 from headrace.reporting.folds.recovery import ActionsFound
-from headrace.reporting.recovery import recoveries
 from headrace.reporting.report import report_run
+from headrace.reporting.sections.recovery import recoveries
 
 
 def intend(log: Log, t_s: float, step: int, effect: EffectClass = EffectClass.PURE) -> Action:
