@@ -21,7 +21,8 @@ import apsw
 import numpy as np
 
 from headrace.config import decode_config
-from headrace.control.recovery import RunPast, recover
+from headrace.control.past import RunPast
+from headrace.control.recovery import recover
 from headrace.records.events import is_once, kind_of
 from headrace.records.run import WorkerState, WorkerStateChanged
 from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate

@@ -12,8 +12,8 @@ this one was intended, is no answer: it is recorded as refused, and the outcome 
 
 from collections.abc import Callable
 
+from headrace.control.past import AttemptPast
 from headrace.control.recorder import OwnerPen, WorkerClock
-from headrace.control.recovery import AttemptPast
 from headrace.errors import EnvironmentFault, EnvironmentFenced, IntegrityError, Outcome
 from headrace.ports import Environment, Handle, Row
 from headrace.records.action import Action, ActionCommitted, ActionIntended, EffectClass

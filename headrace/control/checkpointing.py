@@ -14,8 +14,8 @@ import dataclasses
 
 from headrace.control.context import RunContext
 from headrace.control.frontier import DataFrontier
+from headrace.control.past import RunPast
 from headrace.control.recorder import WorkerClock
-from headrace.control.recovery import RunPast
 from headrace.ports import Leases, Trainer
 from headrace.records.checkpoint import CheckpointWritten, GuardState, InFlight, Manifest
 from headrace.records.events import OrdinalState

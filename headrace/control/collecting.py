@@ -18,8 +18,8 @@ import msgspec
 from headrace.control.context import RunContext
 from headrace.control.frontier import DataFrontier
 from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
+from headrace.control.past import AttemptPast, GroupPast, RunPast
 from headrace.control.recorder import sealed_row
-from headrace.control.recovery import AttemptPast, GroupPast, RunPast
 from headrace.control.weighing import StratumLedger
 from headrace.errors import HeadraceError, IntegrityError, InvariantViolated
 from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected

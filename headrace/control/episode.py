@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from headrace.config import TimeoutSection
 from headrace.control.acting import ActionRunner, UnknownEffect, stored_receipt
+from headrace.control.past import AttemptPast
 from headrace.control.recorder import OwnerPen, Recorder, WorkerClock
-from headrace.control.recovery import AttemptPast
 from headrace.control.sealing import EpisodeTrace, Sealed, Sealer
 from headrace.errors import BoundaryError, EnvironmentFault, InferenceError, IntegrityError, Outcome
 from headrace.ports import UNKNOWN_INCARNATION, Environment, Handle, Harness, Inference, ObservedTokens, TurnTiming

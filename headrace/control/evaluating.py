@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from headrace.control.context import RunContext
 from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
+from headrace.control.past import AttemptPast, RoundPast, RunPast
 from headrace.control.recorder import sealed_row
-from headrace.control.recovery import AttemptPast, RoundPast, RunPast
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted, StratumScore
 from headrace.records.ids import GroupId, PolicyId, PolicyRef, Purpose
 from headrace.records.segment import Sampling

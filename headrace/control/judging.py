@@ -18,7 +18,7 @@ from headrace.config import AlgorithmSection
 from headrace.control.collecting import Collector
 from headrace.control.context import RunContext
 from headrace.control.gating import GateDecision, StatisticalGate
-from headrace.control.recovery import UpdatePast
+from headrace.control.past import UpdatePast
 from headrace.control.scoring import batch_scored
 from headrace.control.selecting import Batch, BatchSelector
 from headrace.control.weighing import weighed_rows

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from headrace.control.breaking import Breakers
 from headrace.control.episode import EpisodeDriver, EpisodeSpec, RunInterrupted
 from headrace.control.grading import Grading
-from headrace.control.recovery import AttemptPast
+from headrace.control.past import AttemptPast
 from headrace.control.sealing import Sealed
 from headrace.ports import Leases
 from headrace.records.batch import MemberResult

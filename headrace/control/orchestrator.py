@@ -20,9 +20,10 @@ from headrace.control.evaluating import EvaluationSettings, Evaluator
 from headrace.control.grading import Grading
 from headrace.control.leases import CountingLeases
 from headrace.control.member import MemberRunner
+from headrace.control.past import RunPast
 from headrace.control.publishing import WORKER, Publisher, PublishSettings
 from headrace.control.recorder import Observer, Recorder, WorkerClock, sealed_row
-from headrace.control.recovery import RunPast, recover
+from headrace.control.recovery import recover
 from headrace.control.resuming import check_same_run, restore_trainer
 from headrace.control.sealing import Sealer
 from headrace.control.selecting import SelectionRules

@@ -7,7 +7,8 @@ update consumed is void as a whole, transcript and verdict together, and its mem
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from headrace.control.recovery import RunFold, RunPast
+from headrace.control.past import RunPast
+from headrace.control.recovery import RunFold
 from headrace.records.action import ActionCommitted, ActionIntended, EffectClass
 from headrace.records.batch import BatchPlan, BatchSelected, GroupRejected
 from headrace.records.checkpoint import Manifest, RecordQuarantined

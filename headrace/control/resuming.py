@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from headrace.config import Config
-from headrace.control.recovery import RunPast
+from headrace.control.past import RunPast
 from headrace.errors import ConfigError, Outcome, TrainerError
 from headrace.ports import Trainer
 from headrace.records.batch import BatchPlan

@@ -8,8 +8,8 @@ import dataclasses
 
 import msgspec
 
+from headrace.control.past import AttemptPast
 from headrace.control.recorder import Recorder, sealed_row
-from headrace.control.recovery import AttemptPast
 from headrace.errors import IntegrityError
 from headrace.ports import Harness, Rewritten
 from headrace.records.execution import Metering

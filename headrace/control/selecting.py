@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from headrace.config import AlgorithmSection
 from headrace.control.collecting import Collector, Group
 from headrace.control.context import RunContext
-from headrace.control.recovery import RunPast, UpdatePast
+from headrace.control.past import RunPast, UpdatePast
 from headrace.control.shaping import BatchShaper, filter_reason
 from headrace.control.source import SourceLoop
 from headrace.control.trained import ReplayChoice, TrainedGroups

@@ -13,8 +13,8 @@ import msgspec
 
 from headrace.control.collecting import Collector
 from headrace.control.context import RunContext
+from headrace.control.past import RunPast
 from headrace.control.recorder import sealed_row
-from headrace.control.recovery import RunPast
 from headrace.errors import ConfigError
 from headrace.ports import Row, TaskSource
 from headrace.records.ids import Address, GroupId

@@ -22,9 +22,9 @@ from headrace.control.collecting import Collector
 from headrace.control.context import RunContext
 from headrace.control.guarding import Alarm, CollapseGuard
 from headrace.control.judging import BatchJudge
+from headrace.control.past import RunPast, UpdatePast
 from headrace.control.publishing import Publisher
 from headrace.control.recorder import sealed_row
-from headrace.control.recovery import RunPast, UpdatePast
 from headrace.control.scoring import stratum_updates
 from headrace.control.selecting import Batch, BatchSelector, SelectionRules
 from headrace.control.sharing import SharedDevices

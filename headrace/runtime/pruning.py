@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from headrace.config import Config
-from headrace.control.recovery import RunPast, recover
+from headrace.control.past import RunPast
+from headrace.control.recovery import recover
 from headrace.errors import StoreError
 from headrace.records.ids import Address
 from headrace.runtime.folders import BLOBS

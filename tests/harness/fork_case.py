@@ -15,8 +15,8 @@ from headrace.checkers import ActionOrder, Checker, Read, Sealing, SingleOwner, 
 from headrace.config import TimeoutSection
 from headrace.control.episode import EpisodeDriver, EpisodePorts, EpisodeSettings, EpisodeSpec
 from headrace.control.leases import CountingLeases
+from headrace.control.past import AttemptPast
 from headrace.control.recorder import Recorder, WorkerClock, sealed_row
-from headrace.control.recovery import AttemptPast
 from headrace.control.sealing import Sealer
 from headrace.environments.inline import InlineEnvironment
 from headrace.harness.families import TOKENIZER_CONFIG, render_template

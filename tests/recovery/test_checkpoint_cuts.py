@@ -16,8 +16,9 @@ from headrace.control.checkpointing import Checkpointer, CheckpointSettings
 from headrace.control.context import RunContext
 from headrace.control.frontier import DataFrontier
 from headrace.control.leases import CountingLeases
+from headrace.control.past import RunPast
 from headrace.control.recorder import Recorder, WorkerClock, sealed_row
-from headrace.control.recovery import RunPast, recover
+from headrace.control.recovery import recover
 from headrace.control.resuming import TrainerPast, restore_trainer
 from headrace.control.signal import Changed
 from headrace.control.versions import Versions

@@ -15,8 +15,8 @@ from environment_kinds import EPISODE, TASK, TIMEOUT_S, act, lease, part
 from sandbox_case import descendants, is_alive
 
 from headrace.control.acting import ActionRunner, UnknownEffect
+from headrace.control.past import AttemptPast
 from headrace.control.recorder import Recorder, WorkerClock
-from headrace.control.recovery import AttemptPast
 from headrace.environments.sandbox.meters import children
 from headrace.environments.workspace.environment import WorkspaceEnvironment
 from headrace.environments.workspace.options import WorkspaceOptions

@@ -10,7 +10,8 @@ from recovery.crashes import DEAD, MortalStorage, broken_laws_of, consumed, weig
 
 from headrace.config import Config, decode_config
 from headrace.control.orchestrator import Orchestrator, Ports, RunFacts
-from headrace.control.recovery import AttemptPast, recover
+from headrace.control.past import AttemptPast
+from headrace.control.recovery import recover
 from headrace.environments.inline import InlineEnvironment
 from headrace.errors import StoreError
 from headrace.graders.inline import InlineGrader

@@ -11,8 +11,8 @@ import pytest
 from environment_kinds import EPISODE, TASK, act, lease
 
 from headrace.control.acting import ActionRunner
+from headrace.control.past import AttemptPast
 from headrace.control.recorder import OwnerPen, Recorder, WorkerClock
-from headrace.control.recovery import AttemptPast
 from headrace.environments.inline import InlineEnvironment
 from headrace.errors import EnvironmentFenced, OwnerFenced
 from headrace.records.action import ActionIntended

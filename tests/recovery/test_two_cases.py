@@ -18,7 +18,8 @@ from recovery.crashes import (
 )
 
 from headrace.control.orchestrator import Ports
-from headrace.control.recovery import RunPast, recover
+from headrace.control.past import RunPast
+from headrace.control.recovery import recover
 from headrace.errors import InferenceError, TrainerError
 from headrace.records.action import ActionCommitted, ActionIntended, EffectClass
 from headrace.records.checkpoint import RunResumed

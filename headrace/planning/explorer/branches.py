@@ -7,7 +7,8 @@ before its `RunStarted`.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from headrace.control.recovery import AttemptPast, GroupPast, RunPast, recover
+from headrace.control.past import AttemptPast, GroupPast, RunPast
+from headrace.control.recovery import recover
 from headrace.records.action import EffectClass
 from headrace.records.checkpoint import RunResumed
 from headrace.records.events import Event
