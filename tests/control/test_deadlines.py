@@ -1,6 +1,7 @@
 """Every wait for a worker has a deadline: read from the source, so that a call added tomorrow is looked at too."""
 
 import ast
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,9 @@ WITHOUT = {
 
 def waits(port: str) -> dict[str, int | None]:
     """Position of `timeout_s` among the arguments after `self` of every method that is awaited; None where it takes none."""
-    tree = ast.parse(Path(headrace.ports.__file__).read_text(encoding="utf-8"))
-    (protocol,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == port]
+    tree = ast.parse(inspect.getsource(getattr(headrace.ports, port)))
+    (protocol,) = tree.body
+    assert isinstance(protocol, ast.ClassDef)
     found: dict[str, int | None] = {}
     for node in protocol.body:
         is_stream = isinstance(node, ast.FunctionDef) and "AsyncIterator" in ast.unparse(node.returns or node)

@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 import re
 from pathlib import Path
+from types import ModuleType
 
 import headrace.simulation
 from headrace import ports
@@ -19,20 +20,20 @@ ROWS = [
 IN_PROCESS = {"WeightStore"}
 
 
+def classes_of(package: ModuleType) -> dict[str, type]:
+    found: dict[str, type] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        loaded = importlib.import_module(f"{package.__name__}.{module.name}")
+        found.update(dict(inspect.getmembers(loaded, inspect.isclass)))
+    return found
+
+
 def protocols() -> set[str]:
     return {
         name
-        for name, kind in inspect.getmembers(ports, inspect.isclass)
-        if getattr(kind, "_is_protocol", False) and kind.__module__ == ports.__name__
+        for name, kind in classes_of(ports).items()
+        if getattr(kind, "_is_protocol", False) and kind.__module__.startswith(f"{ports.__name__}.")
     }
-
-
-def simulated_classes() -> dict[str, type]:
-    found: dict[str, type] = {}
-    for module in pkgutil.iter_modules(headrace.simulation.__path__):
-        loaded = importlib.import_module(f"headrace.simulation.{module.name}")
-        found.update(dict(inspect.getmembers(loaded, inspect.isclass)))
-    return found
 
 
 def test_every_port_has_exactly_one_row() -> None:
@@ -41,7 +42,7 @@ def test_every_port_has_exactly_one_row() -> None:
 
 
 def test_every_simulated_role_exists_and_has_the_methods_of_its_port() -> None:
-    classes = simulated_classes()
+    classes = classes_of(headrace.simulation)
     for row in ROWS:
         port, role = getattr(ports, row[0].strip("`")), row[1].strip("`")
         if role in ("–", "WeightShelf"):  # weights of a simulation are a few bytes: no files, and no path to them
@@ -62,4 +63,4 @@ def test_every_cost_is_a_field_of_a_scenario() -> None:
             assert section in fields, cost
             if field:
                 kind = {"engine": "EngineCost", "trainer": "TrainerCost", "workload": "Workload"}[section]
-                assert field in simulated_classes()[kind].__struct_fields__, cost
+                assert field in classes_of(headrace.simulation)[kind].__struct_fields__, cost
