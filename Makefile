@@ -23,7 +23,14 @@ $(VENV)/installed: requirements.lock pyproject.toml
 train: install ## the main job: warm start, GRPO on tool tasks, held-out success, a report (ARGS="run.seed=1" overrides)
 	@$(BIN)/headrace train $(CONFIG) $(ARGS)
 
-test: install ## every test
+EXTRAS := requirements/renderers.txt requirements/fixtures.txt examples/bfcl/requirements.txt examples/smollm2/requirements.txt
+
+$(VENV)/extras: $(VENV)/installed $(EXTRAS)
+	@echo "Installing what the tests of optional parts need ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps $(addprefix --requirement ,$(EXTRAS))
+	@touch $@
+
+test: $(VENV)/extras ## every test, those of optional parts too; vLLM has its own: make test-vllm
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: install ## lint, types, import contracts, fast tests
