@@ -24,12 +24,12 @@ from headrace.store.group_commit import Entry
 
 
 def draws_what_the_undisturbed_run_draws(trial: Trial) -> None:
-    expected = [(e.key, e.payload) for e in trial.whole.events if isinstance(e.payload, TaskDrawn)]
-    assert [(e.key, e.payload) for e in trial.at(TaskDrawn)] == expected
+    expected = [(event.key, event.payload) for event in trial.undisturbed(TaskDrawn)]
+    assert [(event.key, event.payload) for event in trial.at(TaskDrawn)] == expected
 
 
 def every_group_is_admitted_once(trial: Trial) -> None:
-    assert set(trial.times(GroupAdmitted).values()) == {1}
+    trial.assert_once(GroupAdmitted)
     assert trial.times(GroupAdmitted).keys() == trial.times(TaskDrawn).keys()
 
 
@@ -101,7 +101,7 @@ def some_episode_was_claimed_twice(trial: Trial) -> None:
 
 
 def each_episode_starts_once(trial: Trial) -> None:
-    assert set(trial.times(EpisodeStarted).values()) == {1}
+    trial.assert_once(EpisodeStarted)
 
 
 def the_dead_process_can_write_nothing(trial: Trial) -> None:
@@ -167,7 +167,7 @@ def every_action_took_effect_once(trial: Trial) -> None:
 
 def each_intended_action_is_committed_and_observed(trial: Trial) -> None:
     assert trial.times(ActionIntended) == trial.times(ActionCommitted) == trial.times(ActionObserved)
-    assert set(trial.times(ActionIntended).values()) == {1}
+    trial.assert_once(ActionIntended)
 
 
 def nothing_was_done_of_the_last_turn(trial: Trial) -> None:
@@ -178,7 +178,7 @@ def nothing_was_done_of_the_last_turn(trial: Trial) -> None:
 
 def the_last_turn_asked_for_a_tool(trial: Trial) -> None:
     turn = trial.of(TurnGenerated, 1)[-1]
-    planned = {e.payload.action.id for e in trial.whole.events if isinstance(e.payload, ActionIntended)}
+    planned = {event.payload.action.id for event in trial.undisturbed(ActionIntended)}  # type: ignore[union-attr]
     assert ActionId(turn.episode, turn.step, 0) in planned
 
 
@@ -203,7 +203,7 @@ def a_lost_executor_costs_an_attempt_and_no_verdict_is_made_up(trial: Trial) -> 
     for item in failed:
         verdicts = [v for v in trial.of(VerdictSealed) if v.transcript == item.address]
         assert not any(verdict.is_scored for verdict in verdicts)
-    assert set(trial.times(ActionObserved).values()) == {1}
+    trial.assert_once(ActionObserved)
 
 
 def committed_actions_never_run_again(trial: Trial) -> None:
@@ -214,7 +214,7 @@ def committed_actions_never_run_again(trial: Trial) -> None:
 
 
 def observations_are_those_of_the_undisturbed_run(trial: Trial) -> None:
-    expected = {e.key: e.payload for e in trial.whole.events if isinstance(e.payload, ActionObserved)}
+    expected = {event.key: event.payload for event in trial.undisturbed(ActionObserved)}
     assert {event.key: event.payload for event in trial.at(ActionObserved)} == expected
 
 

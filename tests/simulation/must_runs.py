@@ -21,12 +21,15 @@ from headrace.records.verdict import Scored, Unscored, Verdict, VerdictDisputed,
 
 
 def turns_are_those_of_the_undisturbed_run(trial: Trial) -> None:
-    expected = {e.key: e.payload.segments for e in trial.whole.events if isinstance(e.payload, TurnGenerated)}
-    assert {event.key: event.payload.segments for event in trial.at(TurnGenerated)} == expected  # type: ignore[union-attr]
+    found, expected = (
+        {event.key: event.payload.segments for event in events}  # type: ignore[union-attr]
+        for events in (trial.at(TurnGenerated), trial.undisturbed(TurnGenerated))
+    )
+    assert found == expected
 
 
 def every_turn_is_whole_and_counts_once(trial: Trial) -> None:
-    assert set(trial.times(TurnGenerated).values()) == {1}
+    trial.assert_once(TurnGenerated)
     for turn in trial.of(TurnGenerated):
         assert [segment.finish is None for segment in turn.segments] == [True] * (len(turn.segments) - 1) + [False]
         versions = [segment.policy.version for segment in turn.segments if segment.policy]
@@ -42,8 +45,7 @@ def some_turn_spans_two_versions(trial: Trial) -> None:
 
 
 def each_version_has_one_content(trial: Trial) -> None:
-    for kind in (WeightsStaged, WeightsCommitted):
-        assert set(trial.times(kind).values()) == {1}
+    trial.assert_once(WeightsStaged, WeightsCommitted)
     staged = {item.policy: item.weights for item in trial.of(WeightsStaged)}
     assert {item.policy: item.weights for item in trial.of(WeightsCommitted)} == staged
 
@@ -107,7 +109,7 @@ def some_turn_was_sampled_behind_the_trainers_belief(trial: Trial) -> None:
 
 
 def each_episode_is_rolled_once_and_graded(trial: Trial) -> None:
-    assert set(trial.times(TranscriptSealed).values()) == {1}
+    trial.assert_once(TranscriptSealed)
     assert all(EpisodeId.parse(key).attempt == 0 for key in trial.keys(TranscriptSealed))
     assert {item.transcript for item in trial.of(TranscriptSealed)} == {
         item.transcript for item in trial.of(VerdictSealed)
@@ -147,7 +149,7 @@ def an_ungraded_group_leaves_with_its_reason(trial: Trial) -> None:
 
 
 def each_episode_is_sealed_once(trial: Trial) -> None:
-    assert set(trial.times(TranscriptSealed).values()) == {1}
+    trial.assert_once(TranscriptSealed)
     assert trial.times(TranscriptSealed).keys() == trial.times(EpisodeStarted).keys()
 
 
@@ -169,8 +171,7 @@ def the_damaged_trajectory_is_quarantined_and_its_task_drawn_again(trial: Trial)
 
 
 def the_same_batch_is_selected_once(trial: Trial) -> None:
-    assert set(trial.times(BatchSelected).values()) == {1}
-    assert set(trial.times(BatchPlanned).values()) == {1}
+    trial.assert_once(BatchSelected, BatchPlanned)
 
 
 def the_newest_checkpoint_is_not_the_one_that_was_cut(trial: Trial) -> None:
@@ -214,7 +215,7 @@ def the_failed_commit_acknowledged_nothing(trial: Trial) -> None:
 
 
 def each_ordinal_is_dispatched_by_one_process(trial: Trial) -> None:
-    assert set(trial.times(TranscriptSealed).values()) == {1}
+    trial.assert_once(TranscriptSealed)
 
 
 def it_was_refused_and_nothing_was_written(trial: Trial) -> None:

@@ -1,36 +1,34 @@
 """Fault rows F01 to F20: tasks, owners, environments and actions."""
 
-import dataclasses
-
 from simulation import must_episodes as episodes
 from simulation import must_runs as runs
 from simulation.special import Pause, two_processes
-from simulation.trials import BOTH, Row, World, at, cut, sqlite_cuts
+from simulation.trials import BOTH, NO_FAULT, Row, World, at, cut, fault, killed, replayed, sqlite_cuts
 
 from headrace.records.action import EffectClass
-from headrace.simulation.faults import Fault, FaultKind
 from headrace.simulation.laws import Constant
 from headrace.store.faulty import Leaves
 
 EXTERNAL = World(effect=EffectClass.EXTERNAL)
 RESETTABLE = World(effect=EffectClass.RESETTABLE)
-SNAPSHOT = World(effect=EffectClass.SNAPSHOT)
-DIED = ("killed", "completed")
-LONG_TOOLS = {"tool_s": Constant(value=1.0), "turns": Constant(value=3.0)}
+_LONG_TOOLS = {"tool_s": Constant(value=1.0), "turns": Constant(value=3.0)}
+LONG, LONG_EXTERNAL, LONG_RESETTABLE, LONG_SNAPSHOT = (
+    World(effect=effect, workload=_LONG_TOOLS)
+    for effect in (EffectClass.PURE, EffectClass.EXTERNAL, EffectClass.RESETTABLE, EffectClass.SNAPSHOT)
+)
+"""Tools that take a second, three turns in each episode."""
 
 
 ROWS: tuple[Row, ...] = (
     # --- tasks and dispatch
-    Row(
+    replayed(
         "F01",
         "the process dies after it took a task, before OPEN is on disk",
         "the task is still issued, once",
         at("tasks", "next", "kill_after", 1, 3, 4) + cut("task_drawn", 1, 3, sides=("kill",)),
         (episodes.draws_what_the_undisturbed_run_draws, episodes.every_group_is_admitted_once),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F02",
         "the process dies after OPEN, before dispatch",
         "dispatched by the next one under the same group, task and seeds",
@@ -40,51 +38,46 @@ ROWS: tuple[Row, ...] = (
             episodes.every_group_is_admitted_once,
             episodes.draws_what_the_undisturbed_run_draws,
         ),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F03",
         "the process dies after dispatch, before or just after a claim is on disk",
         "claimed again under a higher token, one episode only",
         cut("episode_claimed", 1, 4, sides=BOTH),
         (episodes.a_second_claim_has_a_higher_token, episodes.each_episode_starts_once),
         sometimes=(episodes.some_episode_was_claimed_twice,),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    killed(
         "F04",
         "the worker dies right after the claim, and what it held is gone",
         "the member starts again as another attempt; late writes of the first are refused",
         cut("episode_started", 1, 4),
         (episodes.interrupted_members_start_again_as_another_attempt, episodes.the_dead_process_can_write_nothing),
         RESETTABLE,
-        lives=DIED,
     ),
     Row(
         "F05",
         "the worker stands still past its lease, another takes over, then it goes on",
         "its next event is refused by the store, its next action by the executor",
-        [()],
+        NO_FAULT,
         (
             episodes.nothing_of_the_first_process_follows_the_second,
             episodes.the_paused_worker_was_refused_at_store_and_executor,
         ),
-        World(workload=LONG_TOOLS),
+        LONG,
         run=two_processes(3.0, Pause(2.0, 12.0)),
     ),
     Row(
         "F06",
         "two processes run at the same time",
         "nothing of the lower epoch is accepted, and nothing that both dispatched survives twice",
-        [()],
+        NO_FAULT,
         (
             episodes.nothing_of_the_first_process_follows_the_second,
             episodes.the_older_process_was_refused_at_the_store,
             runs.each_ordinal_is_dispatched_by_one_process,
         ),
-        World(workload=LONG_TOOLS),
+        LONG,
         run=two_processes(3.0, None),
     ),
     # --- environments and actions
@@ -95,19 +88,18 @@ ROWS: tuple[Row, ...] = (
         at("environment", "open", "reject", 1, 4, times=7),
         (episodes.failed_attempts_are_bounded_and_have_no_reward,),
     ),
-    Row(
+    killed(
         "F07",
         "no sandbox can be created for an attempt that was to go on",
         "sealed with the turns that it had, without a reward; the member starts again",
         [
             (
-                Fault(worker="journal", method="action_observed", kind=FaultKind.KILL_AFTER, call=2),
-                Fault(worker="environment", method="open", kind=FaultKind.REJECT, call=5, times=2),
+                fault("journal", "action_observed", "kill_after", 2),
+                fault("environment", "open", "reject", 5, times=2),
             )
         ],
         (episodes.failed_attempts_are_bounded_and_have_no_reward,),
-        World(workload=LONG_TOOLS),
-        lives=DIED,
+        LONG,
     ),
     Row(
         "F08",
@@ -141,15 +133,14 @@ ROWS: tuple[Row, ...] = (
         (runs.turns_are_those_of_the_undisturbed_run, runs.every_turn_is_whole_and_counts_once),
         is_same=True,
     ),
-    Row(
+    killed(
         "F12",
         "the process dies after the turn is parsed, before INTENT",
         "nothing was done in the environment; the action may be planned again",
         cut("turn_generated", 1, 2, 3, 4),
         (episodes.nothing_was_done_of_the_last_turn, episodes.every_action_took_effect_once),
-        dataclasses.replace(EXTERNAL, workload=LONG_TOOLS),
+        LONG_EXTERNAL,
         sometimes=(episodes.the_last_turn_asked_for_a_tool,),
-        lives=DIED,
     ),
     Row(
         "F13",
@@ -157,11 +148,11 @@ ROWS: tuple[Row, ...] = (
         "no receipt is found, and it runs once under its id",
         at("environment", "execute", "reject", 1, 3, times=2),
         (episodes.every_action_took_effect_once, episodes.each_intended_action_is_committed_and_observed),
-        World(workload=LONG_TOOLS),
+        LONG,
         is_same=True,
         lives=("completed",),
     ),
-    Row(
+    replayed(
         "F13",
         "the process dies as it hands the action over",
         "intended once, and run under its id by the next process",
@@ -170,9 +161,7 @@ ROWS: tuple[Row, ...] = (
             episodes.each_intended_action_is_committed_and_observed,
             episodes.observations_are_those_of_the_undisturbed_run,
         ),
-        World(workload=LONG_TOOLS),
-        is_same=True,
-        lives=DIED,
+        LONG,
     ),
     *(
         Row(
@@ -185,12 +174,12 @@ ROWS: tuple[Row, ...] = (
         )
         for world, holds, musts in (
             (
-                dataclasses.replace(EXTERNAL, workload=LONG_TOOLS),
+                LONG_EXTERNAL,
                 "of unknown effect: no verdict, at most one effect outside",
                 (episodes.an_interrupted_external_action_is_parked,),
             ),
             (
-                dataclasses.replace(SNAPSHOT, workload=LONG_TOOLS),
+                LONG_SNAPSHOT,
                 "the state of the step's start comes back, or the attempt ends without a verdict",
                 (
                     episodes.a_lost_executor_costs_an_attempt_and_no_verdict_is_made_up,
@@ -198,12 +187,12 @@ ROWS: tuple[Row, ...] = (
                 ),
             ),
             (
-                dataclasses.replace(RESETTABLE, workload=LONG_TOOLS),
+                LONG_RESETTABLE,
                 "the attempt ends without a verdict and the member starts again",
                 (episodes.a_lost_executor_costs_an_attempt_and_no_verdict_is_made_up,),
             ),
             (
-                World(workload=LONG_TOOLS),
+                LONG,
                 "the executor took the environment with it: the attempt ends without a verdict",
                 (episodes.a_lost_executor_costs_an_attempt_and_no_verdict_is_made_up,),
             ),
@@ -218,31 +207,28 @@ ROWS: tuple[Row, ...] = (
         EXTERNAL,
         lives=("completed",),
     ),
-    Row(
+    killed(
         "F15",
         "the effect is done outside, and the process dies before COMMIT",
         "nobody can be asked: of unknown effect, parked, never run again",
         at("environment", "execute", "kill_after", 1, 2),
         (episodes.every_action_took_effect_once, episodes.an_interrupted_external_action_is_parked),
         EXTERNAL,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F16",
         "COMMIT is on disk, the process dies before OBSERVED",
         "the stored result is used; the observation is the same in every byte",
         cut("action_committed", 1, 2, 4),
         (episodes.committed_actions_never_run_again, episodes.observations_are_those_of_the_undisturbed_run),
-        World(workload=LONG_TOOLS),
-        is_same=True,
-        lives=DIED,
+        LONG,
     ),
     *(
         Row(
             "F17",
             f"the power fails and tears what was being written, {number + 1} eighths through the run",
             "the torn record is discarded by its checksum; then as if it had not been written",
-            [()],
+            NO_FAULT,
             (
                 runs.the_survivors_are_a_prefix_and_the_writer_goes_on_without_a_gap,
                 episodes.observations_are_those_of_the_undisturbed_run,
@@ -261,41 +247,36 @@ ROWS: tuple[Row, ...] = (
         World(effect=EffectClass.EXTERNAL, sections={"run": {"deterministic": True}}),
         lives=("completed",),
     ),
-    Row(
+    killed(
         "F19",
         "the state changed, and the process dies before its revision is on record",
         "the earlier revision is the one that counts; no trajectory continues from a state that it did not see",
         cut("action_observed", 1, 3, sides=BOTH) + cut("action_committed", 2, sides=BOTH),
         (episodes.every_trajectory_is_one_unbroken_chain_of_revisions, episodes.a_second_claim_has_a_higher_token),
-        dataclasses.replace(SNAPSHOT, workload=LONG_TOOLS),
-        lives=DIED,
+        LONG_SNAPSHOT,
     ),
-    Row(
-        "F20",
-        "executor and harness are cut off from each other during an action, and stay so",
-        "no second run: outcome unknown, parked",
-        [
+    *(
+        Row(
+            "F20",
+            f"executor and harness are cut off from each other during an action, and {what}",
+            f"no second run: {holds}",
+            [(fault("environment", "execute", "lose", call), probe) for call in (1, 3)],
+            (episodes.every_action_took_effect_once, must),
+            EXTERNAL,
+        )
+        for what, holds, probe, must in (
             (
-                Fault(worker="environment", method="execute", kind=FaultKind.LOSE, call=call),
-                Fault(worker="environment", method="probe", kind=FaultKind.REJECT, call=1),
-            )
-            for call in (1, 3)
-        ],
-        (episodes.every_action_took_effect_once, episodes.an_interrupted_external_action_is_parked),
-        EXTERNAL,
-    ),
-    Row(
-        "F20",
-        "executor and harness are cut off from each other during an action, and find together again",
-        "no second run: the receipt is there when the partition heals",
-        [
+                "stay so",
+                "outcome unknown, parked",
+                fault("environment", "probe", "reject"),
+                episodes.an_interrupted_external_action_is_parked,
+            ),
             (
-                Fault(worker="environment", method="execute", kind=FaultKind.LOSE, call=call),
-                Fault(worker="environment", method="probe", kind=FaultKind.DELAY, call=1, delay_s=5.0),
-            )
-            for call in (1, 3)
-        ],
-        (episodes.every_action_took_effect_once, episodes.each_intended_action_is_committed_and_observed),
-        EXTERNAL,
+                "find together again",
+                "the receipt is there when the partition heals",
+                fault("environment", "probe", "delay", delay_s=5.0),
+                episodes.each_intended_action_is_committed_and_observed,
+            ),
+        )
     ),
 )

@@ -1,22 +1,22 @@
 """Fault rows F34 to F56: the store, batches, checkpoints, restores, and how a process ends."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 from simulation import must_episodes as episodes
 from simulation import must_runs as runs
 from simulation import special
-from simulation.trials import BOTH, Row, World, at, cut, sqlite_cuts, sqlite_fails
+from simulation.trials import BOTH, NO_FAULT, Row, World, at, cut, fault, killed, replayed, sqlite_cuts, sqlite_fails
 
 from headrace.control.orchestrator import Ports
 from headrace.records.action import EffectClass
 from headrace.runtime.simulated import Simulation
-from headrace.simulation.faults import Fault, FaultKind
+from headrace.simulation.faults import Fault
 from headrace.simulation.laws import LogNormal
 from headrace.store.faulty import Leaves
 
 AHEAD = World(schedule="two ahead", updates=3)
-DIED = ("killed", "completed")
 
 
 def slower(number: int, simulation: Simulation) -> Simulation:
@@ -53,25 +53,15 @@ def other_grader(number: int, simulation: Simulation) -> Simulation:
     return dataclasses.replace(simulation, adapt=adapt)
 
 
-def everywhere(kind: str, times: int, **options: float) -> tuple[Fault, ...]:
-    """The same fault on the first calls of every port that does work."""
-    ports = (
-        ("inference", "environment", "grader")
-        if kind == "duplicate"
-        else ("inference", "environment", "grader", "trainer")
-    )
-    method = {"inference": "generate", "environment": "execute", "grader": "grade", "trainer": "update"}
-    return tuple(
-        Fault(
-            worker=port,
-            method=method[port],
-            kind=FaultKind(kind),
-            call=1,
-            times=min(times, 2 if port == "trainer" else times),
-            **options,
-        )
-        for port in ports
-    )
+def everywhere(kind: str, times: int, **options: Any) -> tuple[Fault, ...]:
+    """The same fault on the first calls of every port that does work; an update is not doubled, and there are but two."""
+    found = [
+        fault(port, method, kind, times=times, **options)
+        for port, method in (("inference", "generate"), ("environment", "execute"), ("grader", "grade"))
+    ]
+    if kind != "duplicate":
+        found.append(fault("trainer", "update", kind, times=min(times, 2), **options))
+    return tuple(found)
 
 
 ROWS: tuple[Row, ...] = (
@@ -81,129 +71,108 @@ ROWS: tuple[Row, ...] = (
             "F34",
             f"the power fails {number + 1} eighths through the run, and unsynced bytes: {leaves.value}",
             "readers see a clean prefix, the writer goes on without gap or double",
-            [()],
+            NO_FAULT,
             (runs.the_survivors_are_a_prefix_and_the_writer_goes_on_without_a_gap,),
             is_same=True,
             run=sqlite_cuts(leaves, number),
         )
         for leaves, number in ((Leaves.NOTHING, 2), (Leaves.NOTHING, 6), (Leaves.ANY_ORDER, 4), (Leaves.EVERYTHING, 3))
     ),
-    Row(
-        "F35",
-        "a bit flips in a stored trajectory of a finished group",
-        "quarantined, its task drawn again, never trained on",
-        cut("group_closed", 1, 3),
-        (runs.the_damaged_trajectory_is_quarantined_and_its_task_drawn_again,),
-        between=special.flip_a_transcript,
-        unharm=special.mend_the_transcript,
-        lives=DIED,
-    ),
-    Row(
-        "F35",
-        "a bit flips in a stored trajectory of a group that still runs",
-        "quarantined, its task drawn again, never trained on",
-        cut("transcript_sealed", 1, 5),
-        (runs.the_damaged_trajectory_is_quarantined_and_its_task_drawn_again,),
-        between=special.flip_a_running_groups_transcript,
-        unharm=special.mend_the_transcript,
-        lives=DIED,
+    *(
+        killed(
+            "F35",
+            f"a bit flips in a stored trajectory of {what}",
+            "quarantined, its task drawn again, never trained on",
+            plans,
+            (runs.the_damaged_trajectory_is_quarantined_and_its_task_drawn_again,),
+            between=flip,
+            unharm=special.mend_the_transcript,
+        )
+        for what, plans, flip in (
+            ("a finished group", cut("group_closed", 1, 3), special.flip_a_transcript),
+            ("a group that still runs", cut("transcript_sealed", 1, 5), special.flip_a_running_groups_transcript),
+        )
     ),
     # --- batches and updates
-    Row(
+    replayed(
         "F36",
         "the process dies after a group is complete, before it is enqueued",
         "it is enqueued once and never run again",
         cut("group_closed", 1, 2, 3),
         (episodes.closed_groups_are_not_run_again, runs.the_same_batch_is_selected_once),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F37",
         "the process dies between enqueueing and the batch plan",
         "its groups are there; the gate counts what a recount counts",
         cut("batch_selected", 1, 2, sides=BOTH) + cut("batch_planned", 1, 2, sides=("kill",)),
         (episodes.closed_groups_are_not_run_again, runs.the_same_batch_is_selected_once, episodes.no_slot_is_forgotten),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F38",
         "the process dies after the plan is on disk, before it is computed",
         "the same batch, the same result",
         cut("batch_planned", 1, 2),
         (runs.the_same_batch_is_selected_once,),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F39",
         "the process dies in the middle of the optimizer step",
         "no half step: weights from the last checkpoint and the plans since",
         at("trainer", "update", "kill", 1, 2, delay_s=0.5),
         (runs.each_version_has_one_content,),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F40",
         "the process dies after the step, before its checkpoint",
         "the step is replayed from its plan; every trajectory counts once",
         cut("update_completed", 1, 2) + cut("weights_activated", 2),
         (runs.the_same_batch_is_selected_once, runs.each_version_has_one_content),
-        is_same=True,
-        lives=DIED,
     ),
     # --- checkpoints
-    Row(
+    replayed(
         "F41",
         "the process dies while checkpoint files are written",
         "the newest checkpoint is the one before",
         at("trainer", "save", "kill", 1, 2, delay_s=0.2),
         (runs.the_newest_checkpoint_is_not_the_one_that_was_cut,),
         World(updates=3),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F42",
         "the process dies after the manifest is on disk, before it counts",
         "the checkpoint before is loaded; files that nothing names are collected",
         at("trainer", "save", "kill_after", 1, 2) + cut("checkpoint_written", 1, 2, sides=("kill",)),
         (runs.the_newest_checkpoint_is_not_the_one_that_was_cut,),
         World(updates=3),
-        is_same=True,
-        lives=DIED,
     ),
-    Row(
+    replayed(
         "F43",
         "the newest checkpoint is corrupt",
         "the one before is loaded and more is replayed; nothing unverified is loaded",
         cut("checkpoint_written", 1, 2),
         (runs.it_falls_back_and_replays_more,),
         World(updates=3, sections={"checkpoint": {"every_updates": 1, "keep_last": 3}}),
-        is_same=True,
         between=special.damage_the_newest_checkpoint,
-        lives=DIED,
     ),
     Row(
         "F44",
         "the process that restores dies at once as well",
         "the same state as after one restore",
         [
-            (Fault(worker="journal", method=first, kind=FaultKind.KILL_AFTER, call=1), second)
+            (fault("journal", first, "kill_after"), second)
             for first in ("group_closed", "update_completed")
             for second in (
-                Fault(worker="journal", method="run_resumed", kind=FaultKind.KILL, call=1),
-                Fault(worker="journal", method="run_resumed", kind=FaultKind.KILL_AFTER, call=1),
-                Fault(worker="journal", method="run_started", kind=FaultKind.KILL_AFTER, call=2),
+                fault("journal", "run_resumed", "kill"),
+                fault("journal", "run_resumed", "kill_after"),
+                fault("journal", "run_started", "kill_after", 2),
             )
         ],
         (runs.the_second_restore_finds_what_the_first_found,),
         is_same=True,
         lives=("killed", "killed", "completed"),
     ),
-    Row(
+    killed(
         "F45",
         "a run with finished groups in its queue is restored",
         "none lost, none doubled, none generated again; stale ones are judged by their own tags",
@@ -211,25 +180,22 @@ ROWS: tuple[Row, ...] = (
         (episodes.closed_groups_are_not_run_again, episodes.every_group_is_admitted_once),
         AHEAD,
         sometimes=(episodes.several_groups_were_waiting,),
-        lives=DIED,
     ),
-    Row(
+    killed(
         "F46",
         "a run is restored: the gate",
         "capacity is what credit allows less what is open",
         cut("group_admitted", 3, 5) + cut("group_closed", 2, 4) + cut("weights_committed", 2),
         (episodes.no_slot_is_forgotten,),
         AHEAD,
-        lives=DIED,
     ),
-    Row(
+    killed(
         "F47",
         "a run is restored: the warm-up",
         "open tasks that are issued again count; none is drawn beyond",
         cut("group_admitted", 2, 6) + cut("episode_started", 3),
         (episodes.draws_what_the_undisturbed_run_draws, episodes.every_group_is_admitted_once),
         AHEAD,
-        lives=DIED,
     ),
     Row(
         "F48",
@@ -240,27 +206,23 @@ ROWS: tuple[Row, ...] = (
         World(schedule="async", updates=4, options={"num_train": 4}),
         lives=("killed", "exhausted"),
     ),
-    Row(
+    replayed(
         "F49",
         "the run goes on with another number of workers",
         "the same batch plans, the same weights",
         cut("group_closed", 1, 3) + cut("batch_planned", 2),
         (episodes.draws_what_the_undisturbed_run_draws, runs.the_same_batch_is_selected_once),
-        is_same=True,
         later=slower,
-        lives=DIED,
     ),
     *(
-        Row(
+        replayed(
             "F50",
             f"the clock of the next process stands {name}",
             "no lease twice, nobody is out of time, times in the log do not fall",
             cut("episode_started", 3) + cut("action_committed", 1) + cut("batch_planned", 1),
             (runs.time_in_the_log_never_falls, runs.nobody_ran_out_of_time, episodes.a_second_claim_has_a_higher_token),
             World(options={"start_s": 3_600.0}, sections={"run": {"deterministic": False}, "budget": {"wall_s": 60.0}}),
-            is_same=True,
             later=later,
-            lives=DIED,
         )
         for name, later in (("an hour ahead", hour_later), ("an hour back", hour_earlier))
     ),
@@ -279,7 +241,7 @@ ROWS: tuple[Row, ...] = (
             "F52",
             f"the {call}-th call of a real SQLite journal to its disk fails",
             "before- or after-state; every law holds",
-            [()],
+            NO_FAULT,
             (episodes.draws_what_the_undisturbed_run_draws,),
             is_same=True,
             run=sqlite_fails(call),
@@ -299,7 +261,7 @@ ROWS: tuple[Row, ...] = (
             "F53",
             f"messages arrive in another order (shuffle {seed})",
             "only latency changes",
-            [()],
+            NO_FAULT,
             (runs.turns_are_those_of_the_undisturbed_run,),
             World(options={"shuffle_seed": seed}),
             is_same=True,
@@ -311,7 +273,7 @@ ROWS: tuple[Row, ...] = (
             "F54",
             f"a stale group is ended while its last member finishes (shuffle {seed})",
             "it is ended or completed, never both; its slot comes back once",
-            [()],
+            NO_FAULT,
             (
                 episodes.each_group_leaves_once,
                 episodes.a_running_group_was_cancelled,

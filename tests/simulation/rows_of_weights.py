@@ -6,34 +6,9 @@ from simulation import must_episodes as episodes
 from simulation import must_runs as runs
 from simulation import special
 from simulation.special import Pause, babbling, two_processes
-from simulation.trials import BOTH, Row, World, at, cut
+from simulation.trials import BOTH, NO_FAULT, Row, World, at, cut, fault, replayed
 
-from headrace.simulation.faults import Fault, FaultKind
 from headrace.simulation.laws import Constant
-
-DIED = ("killed", "completed")
-
-
-def everywhere(kind: str, times: int, **options: float) -> tuple[Fault, ...]:
-    """The same fault on the first calls of every port that does work."""
-    ports = (
-        ("inference", "environment", "grader")
-        if kind == "duplicate"
-        else ("inference", "environment", "grader", "trainer")
-    )
-    method = {"inference": "generate", "environment": "execute", "grader": "grade", "trainer": "update"}
-    return tuple(
-        Fault(
-            worker=port,
-            method=method[port],
-            kind=FaultKind(kind),
-            call=1,
-            times=min(times, 2 if port == "trainer" else times),
-            **options,
-        )
-        for port in ports
-    )
-
 
 ROWS: tuple[Row, ...] = (
     # --- weights
@@ -41,18 +16,16 @@ ROWS: tuple[Row, ...] = (
         "F21",
         "new weights land in the middle of turns",
         "segments are cut there; both versions and their log-probs are stored",
-        [()],
+        NO_FAULT,
         (runs.every_turn_is_whole_and_counts_once, runs.some_turn_spans_two_versions),
         World(schedule="async", updates=3, workload={"tokens": Constant(value=300.0)}),
     ),
-    Row(
+    replayed(
         "F22",
         "the trainer dies while its weights are being staged",
         "the version never existed; its number gets the same content, and nothing unnamed stays",
         at("inference", "stage", "kill", 2, 3, delay_s=0.05) + cut("weights_staged", 2, sides=BOTH),
         (runs.each_version_has_one_content, runs.only_committed_weights_are_stored),
-        is_same=True,
-        lives=DIED,
     ),
     Row(
         "F23",
@@ -64,20 +37,18 @@ ROWS: tuple[Row, ...] = (
         (runs.the_staged_version_served_nobody_before_its_commit, runs.each_version_has_one_content),
         World(schedule="async"),
     ),
-    Row(
+    replayed(
         "F24",
         "the process dies right after COMMIT, before any ACTIVATE",
         "rolled forward everywhere",
         cut("weights_committed", 2, 3),
         (runs.the_version_is_rolled_forward, runs.each_version_has_one_content),
-        is_same=True,
-        lives=DIED,
     ),
     Row(
         "F25",
         "one engine activates, the other does so seconds later",
         "every token is tagged with what its worker served; lag is counted by the tags",
-        [()],
+        NO_FAULT,
         (runs.tags_are_those_of_the_worker_that_sampled, runs.some_turn_was_sampled_behind_the_trainers_belief),
         World(
             schedule="async",
@@ -100,7 +71,7 @@ ROWS: tuple[Row, ...] = (
         "F27",
         "a trainer that stood still publishes after another process took over",
         "its COMMIT is refused and its engine stays where it was",
-        [()],
+        NO_FAULT,
         (runs.only_the_second_process_publishes, episodes.the_older_process_was_refused_at_the_store),
         run=two_processes(5.0, Pause(4.4, 200.0)),
     ),
@@ -121,7 +92,7 @@ ROWS: tuple[Row, ...] = (
         "F30",
         "the grader answers twice and differently",
         "the first durable verdict counts; the second is recorded as a dispute",
-        [tuple(Fault(worker="grader", method="grade", kind=FaultKind.DUPLICATE, call=call) for call in range(1, 8))],
+        [tuple(fault("grader", "grade", "duplicate", call) for call in range(1, 8))],
         (runs.the_first_verdict_wins_and_the_second_is_counted,),
         World(workload={"verdict_flip": 0.5}),
     ),
@@ -130,7 +101,7 @@ ROWS: tuple[Row, ...] = (
             "F31",
             f"the grader returns {value!r}",
             "no verdict (grader_invalid), never 0 or 1",
-            [()],
+            NO_FAULT,
             (runs.what_is_no_score_leaves_the_reward_absent,),
             World(adapt=babbling(value), sections={"schedule": {"grade_tries": 1, "group_size": 3}}),
         )
@@ -144,13 +115,11 @@ ROWS: tuple[Row, ...] = (
         (runs.an_ungraded_group_leaves_with_its_reason,),
         World(sections={"timeouts": {"grade_s": 10.0}}),
     ),
-    Row(
+    replayed(
         "F33",
         "the process dies while it seals a trajectory",
         "unsealed and gone on with, or sealed with a valid hash; sealed once",
         cut("transcript_sealed", 1, 2, 5, sides=BOTH),
         (runs.each_episode_is_sealed_once,),
-        is_same=True,
-        lives=DIED,
     ),
 )

@@ -224,22 +224,20 @@ async def _ended(simulation: Any, disk: SimulatedDisk) -> str:
 
 def flip_a_transcript(number: int, disk: SimulatedDisk, notes: dict[str, Any]) -> SimulatedDisk:
     """Damages a stored transcript of the newest closed group."""
-    storage = disk.storage
-    assert isinstance(storage, MemoryStorage)
-    closed = [event.payload for event in storage.events(0) if isinstance(event.payload, GroupClosed)]
-    address = closed[-1].members[0].transcript
-    assert address is not None
-    data = storage._rows[address]
-    notes["damaged"], notes["intact"] = address, data
-    storage._rows[address] = data[:-1] + bytes([data[-1] ^ 1])
-    return disk
+    closed = [event.payload for event in disk.storage.events(0) if isinstance(event.payload, GroupClosed)]
+    return _flipped(disk, closed[-1].members[0].transcript, notes)
 
 
 def flip_a_running_groups_transcript(number: int, disk: SimulatedDisk, notes: dict[str, Any]) -> SimulatedDisk:
     """The same to the newest sealed transcript, whose group still runs."""
+    sealed = [event.payload for event in disk.storage.events(0) if isinstance(event.payload, TranscriptSealed)]
+    return _flipped(disk, sealed[-1].transcript, notes)
+
+
+def _flipped(disk: SimulatedDisk, address: Address | None, notes: dict[str, Any]) -> SimulatedDisk:
     storage = disk.storage
     assert isinstance(storage, MemoryStorage)
-    address = [e.payload for e in storage.events(0) if isinstance(e.payload, TranscriptSealed)][-1].transcript
+    assert address is not None
     data = storage._rows[address]
     notes["damaged"], notes["intact"] = address, data
     storage._rows[address] = data[:-1] + bytes([data[-1] ^ 1])
