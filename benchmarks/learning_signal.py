@@ -20,7 +20,8 @@ from headrace.algorithms.advantages import MemberData, batch_advantages
 from headrace.algorithms.corrections import correct
 from headrace.algorithms.diagnostics import effective_sample_size, mean_weight, pareto_k_hat, tail
 from headrace.algorithms.mismatch import mismatch
-from headrace.records.learning import EstimatorOptions, GeometricMask, TokenTis
+from headrace.records.learning.advantages import EstimatorOptions
+from headrace.records.learning.corrections import GeometricMask, TokenTis
 
 ROWS, TOKENS, MEMBERS, STRATA = 512, 2048, 8, 4
 C1 = Figure("C1", "GRPO advantages of every token of W-C", "ms", 1e3, 1.2)

@@ -19,7 +19,7 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from headrace.records.learning import AdvantageName, EstimatorOptions
+from headrace.records.learning.advantages import AdvantageName, EstimatorOptions
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.records.learning import AggregationName
+from headrace.records.learning.losses import AggregationName
 
 Array = npt.NDArray[np.float64]
 Aggregation = AggregationName

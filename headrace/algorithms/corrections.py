@@ -19,8 +19,9 @@ from typing import Any, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from headrace.records import learning as named
-from headrace.records.learning import Correction, tag_of
+from headrace.records.learning import corrections as named
+from headrace.records.learning.choice import tag_of
+from headrace.records.learning.corrections import Correction
 
 Array = npt.NDArray[np.float64]
 Values = npt.NDArray[Any]

@@ -9,24 +9,13 @@ from headrace.config.sections import Section
 from headrace.errors import ConfigError
 from headrace.records.experience import Replay, check_replay
 from headrace.records.gate import Gate
-from headrace.records.learning import (
-    USES_CLIP,
-    AdvantageName,
-    AggregationName,
-    Anchor,
-    ClipLoss,
-    Correction,
-    Critic,
-    EstimatorOptions,
-    Filters,
-    Guard,
-    Kl,
-    Loss,
-    check_corrections,
-    check_filters,
-    check_kl,
-    tag_of,
-)
+from headrace.records.learning.advantages import AdvantageName, Critic, EstimatorOptions
+from headrace.records.learning.choice import tag_of
+from headrace.records.learning.corrections import Anchor, Correction, check_corrections
+from headrace.records.learning.filters import Filters, check_filters
+from headrace.records.learning.guard import Guard
+from headrace.records.learning.kl import Kl, check_kl
+from headrace.records.learning.losses import USES_CLIP, AggregationName, ClipLoss, Loss
 from headrace.records.weighing import StratumWeights
 
 

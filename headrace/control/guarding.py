@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from headrace.records.checkpoint import GuardState
-from headrace.records.learning import Guard
+from headrace.records.learning.guard import Guard
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from headrace.control.collecting import Group
 from headrace.control.member import MemberOutcome
 from headrace.records.batch import BatchRow, MembersRemoved
 from headrace.records.ids import Address, GroupId
-from headrace.records.learning import Filters
+from headrace.records.learning.filters import Filters
 from headrace.records.update import RowScore
 
 Rewards = list[list[float | None]]

@@ -10,7 +10,10 @@ import msgspec
 
 from headrace.errors import ConfigError
 from headrace.records.ids import GroupId
-from headrace.records.learning import WEIGHTING, AdvantageName, Correction, Kl, tag_of
+from headrace.records.learning.advantages import AdvantageName
+from headrace.records.learning.choice import tag_of
+from headrace.records.learning.corrections import WEIGHTING, Correction
+from headrace.records.learning.kl import Kl
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

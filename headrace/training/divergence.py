@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headrace.records.arrays import FloatArray
-from headrace.records.learning import Kl
+from headrace.records.learning.kl import Kl
 
 
 def kl_values(kl: Kl, logprobs_N: Tensor, reference_N: Tensor) -> Tensor:

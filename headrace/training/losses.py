@@ -18,8 +18,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from headrace.records import learning as named
-from headrace.records.learning import Loss
+from headrace.records.learning import losses as named
+from headrace.records.learning.choice import Choice
+from headrace.records.learning.losses import Loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +208,7 @@ def _dro(loss: named.DroLoss, tokens: LossTokens, clip_low: float, clip_high: fl
     return -(tokens.logprobs_N * tokens.advantages_N - 0.5 * loss.beta * tokens.log_ratio_N**2)
 
 
-_FORMULAS: dict[type[named.Choice], Callable[..., Tensor]] = {
+_FORMULAS: dict[type[Choice], Callable[..., Tensor]] = {
     named.ClipLoss: _clip,
     named.RatioLoss: _ratio,
     named.GspoLoss: _gspo,

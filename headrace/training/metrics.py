@@ -17,7 +17,7 @@ from headrace.algorithms.diagnostics import ClipFlags, clip_flags, kl_k3
 from headrace.algorithms.mismatch import mismatch
 from headrace.config import AlgorithmSection
 from headrace.records.arrays import FloatArray
-from headrace.records.learning import ClipLoss
+from headrace.records.learning.losses import ClipLoss
 from headrace.records.update import RowScore, RowUpdate, TokenCounts
 from headrace.training.objective import Signal
 from headrace.training.packing import PackedBatch

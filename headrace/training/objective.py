@@ -18,7 +18,7 @@ from headrace.algorithms.aggregation import token_weights_B
 from headrace.algorithms.corrections import Corrected, correct, interpolated_logprobs
 from headrace.config import AlgorithmSection
 from headrace.records.arrays import FloatArray
-from headrace.records.learning import DroLoss, PrimeLoss
+from headrace.records.learning.losses import DroLoss, PrimeLoss
 from headrace.training.divergence import kl_losses
 from headrace.training.losses import LossTokens, token_losses, weighted_sum
 from headrace.training.packing import PackedBatch

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.algorithms import advantages as adv
 from headrace.algorithms.advantages import RewardTable, group_advantages
-from headrace.records.learning import AdvantageName, EstimatorOptions
+from headrace.records.learning.advantages import AdvantageName, EstimatorOptions
 
 FOLDER = Path(__file__).parents[1] / "oracles"
 ORACLE = json.loads((FOLDER / "advantages.json").read_text())

@@ -11,7 +11,8 @@ import pytest
 from headrace.algorithms import corrections as cx
 from headrace.algorithms.diagnostics import mean_weight
 from headrace.errors import ConfigError
-from headrace.records import learning as named
+from headrace.records.learning import corrections as named
+from headrace.records.learning.choice import tag_of
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "corrections.json").read_text())
 ABS = ORACLE["tolerance"]
@@ -232,9 +233,9 @@ def test_fresh_data_passes_every_correction_untouched():
 
 
 def test_every_correction_states_its_support_and_what_it_removes():
-    assert set(cx.FACTS) == {named.tag_of(kind()) for kind in CORRECTIONS}
+    assert set(cx.FACTS) == {tag_of(kind()) for kind in CORRECTIONS}
     for kind in CORRECTIONS:
-        facts = cx.FACTS[named.tag_of(kind())]
+        facts = cx.FACTS[tag_of(kind())]
         assert facts.support
         assert (facts.removes != "nothing") == (kind in named.MASKING)
 

@@ -11,7 +11,7 @@ from headrace.control.recovery import recover
 from headrace.errors import ConfigError, HeadraceError
 from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed, GroupRejected
 from headrace.records.checkpoint import CheckpointWritten, GuardState
-from headrace.records.learning import Guard
+from headrace.records.learning.guard import Guard
 from headrace.records.update import (
     BatchScored,
     CanaryScore,

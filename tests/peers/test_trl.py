@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_verl import HIGH, LOW, ROWS, TOKENS, Drawn, ours
 
-from headrace.records import learning as named
+from headrace.records.learning import losses as named
 
 pytestmark = pytest.mark.peers
 # name: TRL's loss_type and importance level, our loss, our aggregation

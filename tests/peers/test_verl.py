@@ -8,7 +8,8 @@ from headrace.algorithms import advantages as adv
 from headrace.algorithms.aggregation import token_weights_B
 from headrace.algorithms.corrections import correct
 from headrace.algorithms.mismatch import mismatch
-from headrace.records import learning as named
+from headrace.records.learning import losses as named
+from headrace.records.learning.corrections import SequenceTis, TokenTis
 from headrace.training.losses import LossTokens, token_losses, weighted_sum
 
 pytestmark = pytest.mark.peers
@@ -151,7 +152,7 @@ def test_token_weights_and_mismatch(drawn):
     old, behavior = torch.from_numpy(drawn.old_BT), torch.from_numpy(drawn.behavior_BT)
     rows = np.repeat(np.arange(ROWS), drawn.lengths_B)
     mask = drawn.mask_BT
-    for level, kind in (("token", named.TokenTis(bound=1.2)), ("sequence", named.SequenceTis(bound=1.2))):
+    for level, kind in (("token", TokenTis(bound=1.2)), ("sequence", SequenceTis(bound=1.2))):
         found, _ = helper.compute_rollout_correction_weights(
             log_ratio=old - behavior,
             response_mask=drawn.mask,

@@ -15,7 +15,7 @@ from headrace.errors import StoreError
 from headrace.records.action import Action
 from headrace.records.checkpoint import RunResumed
 from headrace.records.experience import Replay
-from headrace.records.learning import SequenceMis
+from headrace.records.learning.corrections import SequenceMis
 from headrace.records.update import BatchScored
 from headrace.runtime.inline import InlineResult, InlineWorld, run_inline
 from headrace.store.memory import MemoryStorage

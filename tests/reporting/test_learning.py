@@ -8,7 +8,7 @@ from headrace.config import AlgorithmSection
 from headrace.control.scoring import signal_figures
 from headrace.records.batch import BatchPlanned, MembersRemoved
 from headrace.records.ids import Address
-from headrace.records.learning import NoCorrection, TokenTis
+from headrace.records.learning.corrections import NoCorrection, TokenTis
 from headrace.records.update import (
     BatchScored,
     RowScore,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.errors import ConfigError
-from headrace.records.learning import Kl, check_kl
+from headrace.records.learning.kl import Kl, check_kl
 from headrace.training.divergence import kl_losses, penalties
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "kl.json").read_text())

@@ -11,7 +11,8 @@ import torch
 from headrace.algorithms.aggregation import aggregate, token_weights_B
 from headrace.algorithms.corrections import correct, second_moment_mask
 from headrace.algorithms.diagnostics import clip_fractions
-from headrace.records import learning as named
+from headrace.records.learning import losses as named
+from headrace.records.learning.corrections import Correction
 from headrace.training.losses import LossTokens, binary_kl, token_losses, weighted_sum
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "policy_losses.json").read_text())
@@ -25,7 +26,7 @@ CLIP = ("clip", "clip_higher", "two_sided", "behavior_anchor")
 
 
 def corrections_of(case):
-    return [msgspec.convert(item, named.Correction) for item in case["corrections"]]
+    return [msgspec.convert(item, Correction) for item in case["corrections"]]
 
 
 def computed(case, fill=0.0, extra=None):

@@ -11,8 +11,10 @@ from training_lab import full_logprobs, reference_model
 from headrace.algorithms.aggregation import token_weights_B
 from headrace.algorithms.returns import gae, whitened
 from headrace.errors import Outcome, TrainerError
-from headrace.records import learning as named
-from headrace.records.learning import EstimatorOptions, Kl
+from headrace.records.learning import corrections as named
+from headrace.records.learning.advantages import Critic, EstimatorOptions
+from headrace.records.learning.kl import Kl
+from headrace.records.learning.losses import Loss
 from headrace.training.core import TrainerOptions
 from headrace.training.critic import critic_advantages
 from headrace.training.packing import pack, read_transcripts
@@ -185,7 +187,7 @@ def test_the_penalty_of_a_row_is_the_sum_of_its_tokens_distances(lab):
 
 def test_a_critic_learns_the_mean_reward_and_leaves_no_advantage(lab):
     rows = [msgspec.structs.replace(row, advantage=1.0) for row in lab.ragged(9)]
-    core = lab.core(TrainerOptions(), advantage="gae", critic=named.Critic(learning_rate=1e-2, value_clip=0.0))
+    core = lab.core(TrainerOptions(), advantage="gae", critic=Critic(learning_rate=1e-2, value_clip=0.0))
     losses = [core.update(lab.plan(rows, version=n)).metrics["value_loss"] for n in range(15)]
     assert losses[0] == pytest.approx(0.5, abs=1e-6)
     assert losses[-1] < 0.02
@@ -193,7 +195,7 @@ def test_a_critic_learns_the_mean_reward_and_leaves_no_advantage(lab):
 
 
 def test_the_policy_waits_while_the_critic_warms_up(lab):
-    core = lab.core(advantage="gae", critic=named.Critic(warmup_updates=1))
+    core = lab.core(advantage="gae", critic=Critic(warmup_updates=1))
     exported = core.export()
     rows = lab.ragged(9)
     assert core.update(lab.plan(rows)).weights == exported
@@ -246,7 +248,7 @@ def test_every_aggregation_trains(lab, aggregation):
     assert whole.metrics["grad_norm"] == pytest.approx(cut.metrics["grad_norm"], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", get_args(named.Loss))
+@pytest.mark.parametrize("kind", get_args(Loss))
 def test_every_loss_trains_under_both_anchors(lab, kind):
     rows = lab.ragged(9)
     for anchor in ({}, {"anchor": "old", "corrections": (named.NoCorrection(),)}):

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from headrace.algorithms.corrections import FACTS
 from headrace.config import AlgorithmSection
-from headrace.records.learning import MASKING, tag_of
+from headrace.records.learning.choice import tag_of
+from headrace.records.learning.corrections import MASKING
 from headrace.reporting.folds.signal import LearningSignal
 from headrace.reporting.grids import Grid
 from headrace.reporting.plaintext import one_line
