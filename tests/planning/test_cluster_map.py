@@ -17,7 +17,6 @@ ROWS = [
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines()
     if line.startswith("| `")
 ]
-IN_PROCESS = {"WeightStore"}
 
 
 def classes_of(package: ModuleType) -> dict[str, type]:
@@ -38,7 +37,7 @@ def protocols() -> set[str]:
 
 def test_every_port_has_exactly_one_row() -> None:
     named = [row[0].strip("`") for row in ROWS]
-    assert sorted(named) == sorted(protocols() - IN_PROCESS)
+    assert sorted(named) == sorted(protocols())
 
 
 def test_every_simulated_role_exists_and_has_the_methods_of_its_port() -> None:
