@@ -4,7 +4,6 @@ Invariant: everything in the fitted scenario is a quantile, a mean or a count of
 note does not name. Prefill is not told apart from decoding in a log, so it is part of the decode rate.
 """
 
-import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,25 +15,10 @@ from headrace.config import Config
 from headrace.errors import ConfigError
 from headrace.planning.decode_rate import decode_points
 from headrace.planning.outcome import Outcome, OutcomeFold, steady_from
-from headrace.records.batch import BatchSelected, GroupClosed
+from headrace.planning.samples import EpisodeSample, Samples
 from headrace.records.events import Event
-from headrace.records.ids import EpisodeId, Purpose
-from headrace.records.provenance import Read, read_record
-from headrace.records.run import RunStarted
-from headrace.records.segment import Origin, TokenSegment, TurnGenerated
-from headrace.records.task import TaskDrawn
-from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
-from headrace.records.update import (
-    BatchScored,
-    CanaryChecked,
-    GenerationPaused,
-    GenerationResumed,
-    UpdateCompleted,
-    WeightsActivated,
-    WeightsCommitted,
-    WeightsPrepared,
-)
-from headrace.records.verdict import VerdictSealed
+from headrace.records.provenance import Read
+from headrace.records.update import UpdateCompleted
 from headrace.simulation.costs import EngineCost, TrainerCost
 from headrace.simulation.laws import Constant, Law, Quantiles, score_of
 from headrace.simulation.scenario import Scenario
@@ -98,223 +82,64 @@ def fit_events(events: Callable[[], Iterable[Event]], read: Read, name: str) -> 
     """
     updates = sum(isinstance(event.payload, UpdateCompleted) for event in events())
     first = steady_from(updates)
-    log, outcome = _Log(read, first), OutcomeFold(updates, first)
+    samples, outcome = Samples(read, first), OutcomeFold(updates, first)
     for event in events():
-        log.observe(event)
+        samples.observe(event)
         outcome.observe(event)
-    if log.config is None or len(log.episodes) < _LEAST_EPISODES or not log.update_s:
+    if samples.config is None or len(samples.episodes) < _LEAST_EPISODES or not samples.update_s:
         raise ConfigError(
-            f"{name}: {len(log.episodes)} finished episodes and {len(log.update_s)} updates; a fit needs a configuration, "
+            f"{name}: {len(samples.episodes)} finished episodes and {len(samples.update_s)} updates; a fit needs a configuration, "
             f"{_LEAST_EPISODES} episodes and 1 update"
         )
-    schedule = log.config.schedule
+    schedule = samples.config.schedule
     scenario = Scenario(
-        workload=_workload(log, name),
-        engine=_engine(log),
-        trainer=_trainer(log),
+        workload=_workload(samples, name),
+        engine=_engine(samples),
+        trainer=_trainer(samples),
         group_size=schedule.group_size,
         batch_groups=schedule.batch_groups,
-        updates=log.config.run.updates,
-        placement="shared" if log.switch_s else "separate",
-        switch_s=float(np.mean(log.switch_s)) if log.switch_s else 0.0,
+        updates=samples.config.run.updates,
+        placement="shared" if samples.switch_s else "separate",
+        switch_s=float(np.mean(samples.switch_s)) if samples.switch_s else 0.0,
     )
     return Fitted(
         name=name,
         scenario=scenario,
-        config=log.config,
+        config=samples.config,
         measured=outcome.outcome(),
         updates=updates,
-        num_held_out=len(log.held_out),
-        cores=log.cores,
-        cpu_s_per_episode=log.cpu_s / len(log.episodes) if log.cpu_s else None,
-        notes=_notes(log),
+        num_held_out=len(samples.held_out),
+        cores=samples.cores,
+        cpu_s_per_episode=samples.cpu_s / len(samples.episodes) if samples.cpu_s else None,
+        notes=_notes(samples),
     )
 
 
-@dataclasses.dataclass
-class _Episode:
-    """One sealed training episode."""
-
-    group: str
-    turns: tuple[int, ...]
-    prompt: int
-    observations: tuple[int, ...]
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.turns)
-
-
-class _Log:
-    """Everything that the laws are made of."""
-
-    def __init__(self, read: Read, first: int) -> None:
-        self._read = read
-        self._first = first
-        self._version = 0
-        self.config: Config | None = None
-        self.cores: float | None = None
-        self.cpu_s = 0.0
-        self.difficulty: dict[str, str] = {}
-        self.rewards: dict[str, list[float]] = defaultdict(list)
-        self.episodes: list[_Episode] = []
-        self.held_out: set[int] = set()
-        self.turns: list[tuple[float, float, int]] = []
-        self.gaps: list[tuple[str, float]] = []
-        self.open_s: list[float] = []
-        self.grade_s: list[float] = []
-        self.score_s: list[float] = []
-        self.update_s: list[float] = []
-        self.load_s: list[float] = []
-        self.canary_s: list[float] = []
-        self.pause_s: list[float] = []
-        self.switch_s: list[float] = []
-        self.unfinished = 0
-        self._last: dict[str, float] = {}
-        self._started: set[str] = set()
-        self._sealed: dict[str, float] = {}
-        self._marks: dict[str, float] = {}
-
-    def observe(self, event: Event) -> None:
-        """Takes the next event."""
-        t_s = event.t_ns / 1e9
-        match event.payload:
-            case RunStarted(config=address, resources=resources):
-                self.config = read_record(self._read, address, Config)
-                self.cores = resources.get("cores")
-            case TaskDrawn(difficulty=difficulty):
-                self.difficulty[event.key] = difficulty
-            case EpisodeStarted():
-                self._last[event.key] = t_s
-                self._started.add(event.key)
-            case TurnGenerated():
-                self._turn(event.payload, t_s)
-            case TranscriptSealed():
-                self._seal(event.key, event.payload, t_s)
-            case VerdictSealed(transcript=transcript) if transcript in self._sealed:
-                grade_s = t_s - self._sealed.pop(transcript)
-                if self._is_steady:
-                    self.grade_s.append(grade_s)
-            case GroupClosed(members=members):
-                known = [member.reward for member in members if member.reward is not None]
-                self.rewards[event.key] += known
-            case _:
-                self._observe_update(event, t_s)
-
-    def _observe_update(self, event: Event, t_s: float) -> None:
-        marks = self._marks
-        match event.payload:
-            case BatchSelected():
-                marks["selected"] = t_s
-            case BatchScored():
-                marks["scored"] = t_s
-            case UpdateCompleted():
-                marks["completed"] = t_s
-            case WeightsPrepared():
-                marks["prepared"] = t_s
-            case CanaryChecked():
-                marks["checked"] = t_s
-            case WeightsCommitted():
-                marks["committed"] = t_s
-            case GenerationPaused(switch_s=switch_s) | GenerationResumed(switch_s=switch_s):
-                self.switch_s.append(switch_s)
-            case WeightsActivated(policy=policy, pause_s=pause_s):
-                if self._is_steady and "completed" in marks:
-                    self._measure_update(marks, t_s, pause_s)
-                self._version = policy.version
-            case _:
-                pass
-
-    @property
-    def _is_steady(self) -> bool:
-        return self._version >= self._first
-
-    def _measure_update(self, marks: dict[str, float], t_s: float, pause_s: float) -> None:
-        self.score_s.append(marks["scored"] - marks["selected"])
-        self.update_s.append(marks["completed"] - marks["scored"])
-        self.load_s.append(marks["prepared"] - marks["completed"])
-        self.canary_s.append(marks["checked"] - marks["prepared"] + max(0.0, t_s - marks["committed"] - pause_s))
-        self.pause_s.append(pause_s)
-
-    def _turn(self, turn: TurnGenerated, t_s: float) -> None:
-        key = str(turn.episode)
-        count = sum(len(segment) for segment in turn.segments)
-        if self._is_steady:
-            self.turns.append((t_s - turn.generate_s, t_s, count))
-        asked_s = t_s - turn.generate_s - turn.wait_s
-        if key in self._last:
-            gap_s = max(0.0, asked_s - self._last[key])
-            is_first = key in self._started
-            self._started.discard(key)
-            if self._is_steady and is_first:
-                self.open_s.append(gap_s)
-            elif self._is_steady:
-                self.gaps.append((str(turn.episode.group), gap_s))
-        self._last[key] = t_s
-
-    def _seal(self, key: str, sealed: TranscriptSealed, t_s: float) -> None:
-        episode = EpisodeId.parse(key)
-        last_s = self._last.pop(key, t_s)
-        if episode.group.purpose != Purpose.TRAIN.value:
-            self.held_out.add(episode.group.ordinal)
-        elif sealed.sampled_tokens and self._is_steady:
-            self.episodes.append(self._episode(sealed))
-            self.cpu_s += read_record(self._read, sealed.side, SideRecord).metering.cpu_s
-        if sealed.terminal.startswith("infra_error"):
-            self.unfinished += 1
-        else:
-            self._sealed[sealed.transcript] = last_s
-
-    def _episode(self, sealed: TranscriptSealed) -> _Episode:
-        transcript = read_record(self._read, sealed.transcript, Transcript)
-        segments = tuple(transcript.first_shown())
-        origins = [segment.origin for segment in segments]
-        first = origins.index(Origin.POLICY)
-        return _Episode(
-            group=str(transcript.episode.group),
-            turns=_turn_tokens(segments),
-            prompt=sum(len(segment) for segment in segments[:first]),
-            observations=tuple(len(segment) for segment in segments[first:] if segment.origin is Origin.ENVIRONMENT),
-        )
-
-
-def _workload(log: _Log, name: str) -> Workload:
-    is_by_turn = _grows_with_turns(log.episodes)
-    scales, strata = _strata(log, is_by_turn)
-    difficulty = log.difficulty
-    lengths = [(e.group, n) for e in log.episodes for n in (e.turns if is_by_turn else (e.tokens,))]
+def _workload(samples: Samples, name: str) -> Workload:
+    is_by_turn = _grows_with_turns(samples.episodes)
+    scales, strata = _strata(samples, is_by_turn)
+    difficulty = samples.difficulty
+    lengths = [(e.group, n) for e in samples.episodes for n in (e.turns if is_by_turn else (e.tokens,))]
     scaled = [tokens / scales[difficulty[group]] for group, tokens in lengths]
-    gaps = [gap_s / scales[difficulty[group]] for group, gap_s in log.gaps if group in difficulty]
-    observations = [count for episode in log.episodes for count in episode.observations]
+    gaps = [gap_s / scales[difficulty[group]] for group, gap_s in samples.gaps if group in difficulty]
+    observations = [count for episode in samples.episodes for count in episode.observations]
     return Workload(
         name=name,
-        source=f"fitted from the event log of {name}: {len(log.episodes)} episodes, {len(log.update_s)} updates",
+        source=f"fitted from the event log of {name}: {len(samples.episodes)} episodes, {len(samples.update_s)} updates",
         strata=strata,
         tokens=law_of(scaled),
         tokens_of="turn" if is_by_turn else "episode",
         group_correlation=_correlation(scaled, [group for group, _ in lengths]),
-        prompt_tokens=law_of([episode.prompt for episode in log.episodes]),
-        turns=steps_of([len(episode.turns) for episode in log.episodes]),
+        prompt_tokens=law_of([episode.prompt for episode in samples.episodes]),
+        turns=steps_of([len(episode.turns) for episode in samples.episodes]),
         observation_tokens=law_of(observations),
         tool_s=law_of(gaps),
-        open_s=law_of(log.open_s),
-        grade_s=law_of(log.grade_s),
+        open_s=law_of(samples.open_s),
+        grade_s=law_of(samples.grade_s),
     )
 
 
-def _turn_tokens(segments: Sequence[TokenSegment]) -> tuple[int, ...]:
-    """Sampled tokens of each turn; a turn is cut into segments where weights changed, and ends with a finish."""
-    turns, running = list[int](), 0
-    for segment in segments:
-        if segment.origin is Origin.POLICY:
-            running += len(segment)
-            if segment.finish is not None:
-                turns.append(running)
-                running = 0
-    return tuple(turns)
-
-
-def _grows_with_turns(episodes: Sequence[_Episode]) -> bool:
+def _grows_with_turns(episodes: Sequence[EpisodeSample]) -> bool:
     """Whether an episode's tokens follow its turns, so that a length belongs to a turn rather than to the episode."""
     turns = np.array([len(episode.turns) for episode in episodes], dtype=float)
     tokens = np.array([episode.tokens for episode in episodes], dtype=float)
@@ -323,17 +148,17 @@ def _grows_with_turns(episodes: Sequence[_Episode]) -> bool:
     return bool(np.corrcoef(turns, tokens)[0, 1] > _FOLLOWS)
 
 
-def _strata(log: _Log, is_by_turn: bool) -> tuple[dict[str, float], tuple[Stratum, ...]]:
+def _strata(samples: Samples, is_by_turn: bool) -> tuple[dict[str, float], tuple[Stratum, ...]]:
     """Scale of each difficulty, relative to the mean turn or episode, and the strata."""
     tokens: dict[str, list[int]] = defaultdict(list)
     solved: dict[str, list[float]] = defaultdict(list)
-    for episode in log.episodes:
-        tokens[log.difficulty[episode.group]] += episode.turns if is_by_turn else (episode.tokens,)
-    assert log.config is not None
-    for group, rewards in log.rewards.items():
-        if group in log.difficulty:
-            solved[log.difficulty[group]] += [float(r >= log.config.evaluation.success_bound) for r in rewards]
-    groups = Counter(log.difficulty.values())
+    for episode in samples.episodes:
+        tokens[samples.difficulty[episode.group]] += episode.turns if is_by_turn else (episode.tokens,)
+    assert samples.config is not None
+    for group, rewards in samples.rewards.items():
+        if group in samples.difficulty:
+            solved[samples.difficulty[group]] += [float(r >= samples.config.evaluation.success_bound) for r in rewards]
+    groups = Counter(samples.difficulty.values())
     known = {name: count for name, count in groups.items() if name in tokens}
     total = sum(known.values())
     mean = float(np.mean([count for counts in tokens.values() for count in counts]))
@@ -346,21 +171,21 @@ def _strata(log: _Log, is_by_turn: bool) -> tuple[dict[str, float], tuple[Stratu
     return scales, tuple(strata)
 
 
-def _engine(log: _Log) -> EngineCost:
-    assert log.config is not None
-    slots = log.config.inference.options.get("slots")
-    points = decode_points(log.turns, slots if isinstance(slots, int) else None)
+def _engine(samples: Samples) -> EngineCost:
+    assert samples.config is not None
+    slots = samples.config.inference.options.get("slots")
+    points = decode_points(samples.turns, slots if isinstance(slots, int) else None)
     return EngineCost(
         slots=slots if isinstance(slots, int) else points[-1][0],
         decode=tuple(points),
-        swap_pause_s=float(np.mean(log.pause_s)),
-        stage_s=law_of(log.load_s),
+        swap_pause_s=float(np.mean(samples.pause_s)),
+        stage_s=law_of(samples.load_s),
     )
 
 
-def _trainer(log: _Log) -> TrainerCost:
+def _trainer(samples: Samples) -> TrainerCost:
     return TrainerCost(
-        update_s=law_of(log.update_s), score_s=law_of(log.score_s), canary_s=float(np.mean(log.canary_s))
+        update_s=law_of(samples.update_s), score_s=law_of(samples.score_s), canary_s=float(np.mean(samples.canary_s))
     )
 
 
@@ -407,12 +232,12 @@ def _correlation(values: Sequence[float], groups: Sequence[str]) -> float:
     return float(min(1.0, max(0.0, pairs / count / float(scores.var()))))
 
 
-def _notes(log: _Log) -> tuple[str, ...]:
+def _notes(samples: Samples) -> tuple[str, ...]:
     notes = ["prefill is part of the decode rate: a log does not tell them apart"]
-    if log.unfinished:
-        notes.append(f"{log.unfinished} episodes that a boundary failed are left out: the fit has no failures")
-    if not log.cpu_s:
+    if samples.unfinished:
+        notes.append(f"{samples.unfinished} episodes that a boundary failed are left out: the fit has no failures")
+    if not samples.cpu_s:
         notes.append("no environment CPU was metered")
-    if len(log.update_s) < 10:
-        notes.append(f"only {len(log.update_s)} updates: a mean of so few durations is uncertain")
+    if len(samples.update_s) < 10:
+        notes.append(f"only {len(samples.update_s)} updates: a mean of so few durations is uncertain")
     return tuple(notes)

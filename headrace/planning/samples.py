@@ -1,0 +1,214 @@
+"""Samples of lengths and durations from a run's event log, for laws to be fitted to.
+
+Invariant: nothing is estimated: a sample is a length or a difference of times that the log holds. Episodes, turns and
+durations count from the version that is named first; difficulties, rewards and switches of shared devices from the start.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+
+from headrace.config import Config
+from headrace.records.batch import BatchSelected, GroupClosed
+from headrace.records.events import Event
+from headrace.records.ids import EpisodeId, Purpose
+from headrace.records.provenance import Read, read_record
+from headrace.records.run import RunStarted
+from headrace.records.segment import Origin, TokenSegment, TurnGenerated
+from headrace.records.task import TaskDrawn
+from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
+from headrace.records.update import (
+    BatchScored,
+    CanaryChecked,
+    GenerationPaused,
+    GenerationResumed,
+    UpdateCompleted,
+    WeightsActivated,
+    WeightsCommitted,
+    WeightsPrepared,
+)
+from headrace.records.verdict import VerdictSealed
+
+
+@dataclasses.dataclass
+class EpisodeSample:
+    """One sealed training episode.
+
+    Attributes:
+        group: whose member it is.
+        turns: sampled tokens of each turn.
+        prompt: tokens before the first turn.
+        observations: tokens of each observation.
+    """
+
+    group: str
+    turns: tuple[int, ...]
+    prompt: int
+    observations: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Sampled, over all turns."""
+        return sum(self.turns)
+
+
+class Samples:
+    """Everything that the laws are made of.
+
+    Args:
+        read: bytes of a sealed row.
+        first: version from which samples are taken.
+
+    Attributes:
+        config: the run's own.
+        cores: that it could use; None when it does not say.
+        cpu_s: metered CPU of the episodes' environments.
+        difficulty: by group.
+        rewards: that are known, by group.
+        episodes: of training, sealed with sampled tokens.
+        held_out: ordinals of held-out tasks.
+        turns: start, end (seconds) and sampled tokens.
+        gaps: group, and seconds between a turn and the request for the next.
+        unfinished: episodes that a boundary failed.
+    """
+
+    def __init__(self, read: Read, first: int) -> None:
+        self._read = read
+        self._first = first
+        self._version = 0
+        self.config: Config | None = None
+        self.cores: float | None = None
+        self.cpu_s = 0.0
+        self.difficulty: dict[str, str] = {}
+        self.rewards: dict[str, list[float]] = defaultdict(list)
+        self.episodes: list[EpisodeSample] = []
+        self.held_out: set[int] = set()
+        self.turns: list[tuple[float, float, int]] = []
+        self.gaps: list[tuple[str, float]] = []
+        self.open_s: list[float] = []
+        self.grade_s: list[float] = []
+        self.score_s: list[float] = []
+        self.update_s: list[float] = []
+        self.load_s: list[float] = []
+        self.canary_s: list[float] = []
+        self.pause_s: list[float] = []
+        self.switch_s: list[float] = []
+        self.unfinished = 0
+        self._last: dict[str, float] = {}
+        self._started: set[str] = set()
+        self._sealed: dict[str, float] = {}
+        self._marks: dict[str, float] = {}
+
+    def observe(self, event: Event) -> None:
+        """Takes the next event."""
+        t_s = event.t_ns / 1e9
+        match event.payload:
+            case RunStarted(config=address, resources=resources):
+                self.config = read_record(self._read, address, Config)
+                self.cores = resources.get("cores")
+            case TaskDrawn(difficulty=difficulty):
+                self.difficulty[event.key] = difficulty
+            case EpisodeStarted():
+                self._last[event.key] = t_s
+                self._started.add(event.key)
+            case TurnGenerated():
+                self._turn(event.payload, t_s)
+            case TranscriptSealed():
+                self._seal(event.key, event.payload, t_s)
+            case VerdictSealed(transcript=transcript) if transcript in self._sealed:
+                grade_s = t_s - self._sealed.pop(transcript)
+                if self._is_steady:
+                    self.grade_s.append(grade_s)
+            case GroupClosed(members=members):
+                known = [member.reward for member in members if member.reward is not None]
+                self.rewards[event.key] += known
+            case _:
+                self._observe_update(event, t_s)
+
+    def _observe_update(self, event: Event, t_s: float) -> None:
+        marks = self._marks
+        match event.payload:
+            case BatchSelected():
+                marks["selected"] = t_s
+            case BatchScored():
+                marks["scored"] = t_s
+            case UpdateCompleted():
+                marks["completed"] = t_s
+            case WeightsPrepared():
+                marks["prepared"] = t_s
+            case CanaryChecked():
+                marks["checked"] = t_s
+            case WeightsCommitted():
+                marks["committed"] = t_s
+            case GenerationPaused(switch_s=switch_s) | GenerationResumed(switch_s=switch_s):
+                self.switch_s.append(switch_s)
+            case WeightsActivated(policy=policy, pause_s=pause_s):
+                if self._is_steady and "completed" in marks:
+                    self._measure_update(marks, t_s, pause_s)
+                self._version = policy.version
+            case _:
+                pass
+
+    @property
+    def _is_steady(self) -> bool:
+        return self._version >= self._first
+
+    def _measure_update(self, marks: dict[str, float], t_s: float, pause_s: float) -> None:
+        self.score_s.append(marks["scored"] - marks["selected"])
+        self.update_s.append(marks["completed"] - marks["scored"])
+        self.load_s.append(marks["prepared"] - marks["completed"])
+        self.canary_s.append(marks["checked"] - marks["prepared"] + max(0.0, t_s - marks["committed"] - pause_s))
+        self.pause_s.append(pause_s)
+
+    def _turn(self, turn: TurnGenerated, t_s: float) -> None:
+        key = str(turn.episode)
+        count = sum(len(segment) for segment in turn.segments)
+        if self._is_steady:
+            self.turns.append((t_s - turn.generate_s, t_s, count))
+        asked_s = t_s - turn.generate_s - turn.wait_s
+        if key in self._last:
+            gap_s = max(0.0, asked_s - self._last[key])
+            is_first = key in self._started
+            self._started.discard(key)
+            if self._is_steady and is_first:
+                self.open_s.append(gap_s)
+            elif self._is_steady:
+                self.gaps.append((str(turn.episode.group), gap_s))
+        self._last[key] = t_s
+
+    def _seal(self, key: str, sealed: TranscriptSealed, t_s: float) -> None:
+        episode = EpisodeId.parse(key)
+        last_s = self._last.pop(key, t_s)
+        if episode.group.purpose != Purpose.TRAIN.value:
+            self.held_out.add(episode.group.ordinal)
+        elif sealed.sampled_tokens and self._is_steady:
+            self.episodes.append(self._episode(sealed))
+            self.cpu_s += read_record(self._read, sealed.side, SideRecord).metering.cpu_s
+        if sealed.terminal.startswith("infra_error"):
+            self.unfinished += 1
+        else:
+            self._sealed[sealed.transcript] = last_s
+
+    def _episode(self, sealed: TranscriptSealed) -> EpisodeSample:
+        transcript = read_record(self._read, sealed.transcript, Transcript)
+        segments = tuple(transcript.first_shown())
+        origins = [segment.origin for segment in segments]
+        first = origins.index(Origin.POLICY)
+        return EpisodeSample(
+            group=str(transcript.episode.group),
+            turns=_turn_tokens(segments),
+            prompt=sum(len(segment) for segment in segments[:first]),
+            observations=tuple(len(segment) for segment in segments[first:] if segment.origin is Origin.ENVIRONMENT),
+        )
+
+
+def _turn_tokens(segments: Sequence[TokenSegment]) -> tuple[int, ...]:
+    """Sampled tokens of each turn; a turn is cut into segments where weights changed, and ends with a finish."""
+    turns, running = list[int](), 0
+    for segment in segments:
+        if segment.origin is Origin.POLICY:
+            running += len(segment)
+            if segment.finish is not None:
+                turns.append(running)
+                running = 0
+    return tuple(turns)
