@@ -88,8 +88,8 @@ def fit_events(events: Callable[[], Iterable[Event]], read: Read, name: str) -> 
         outcome.observe(event)
     if samples.config is None or len(samples.episodes) < _LEAST_EPISODES or not samples.update_s:
         raise ConfigError(
-            f"{name}: {len(samples.episodes)} finished episodes and {len(samples.update_s)} updates; a fit needs a configuration, "
-            f"{_LEAST_EPISODES} episodes and 1 update"
+            f"{name}: {len(samples.episodes)} finished episodes and {len(samples.update_s)} updates; a fit needs a "
+            f"configuration, {_LEAST_EPISODES} episodes and 1 update"
         )
     schedule = samples.config.schedule
     scenario = Scenario(
