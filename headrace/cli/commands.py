@@ -30,6 +30,18 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", default=None, help="a run's name or folder (default: the newest)")
 
 
+def add_named_run(parser: argparse.ArgumentParser) -> None:
+    """A run that has to be named, since the command changes it, with `--runs`."""
+    parser.add_argument("run", help="the run's name or folder")
+    add_runs(parser)
+
+
+def add_episode(parser: argparse.ArgumentParser) -> None:
+    """An episode, with the `--runs` and `--run` that it lies in."""
+    parser.add_argument("episode", help="purpose.ordinal.member.attempt, such as train.3.0.0 or eval.12.0.0")
+    add_run(parser)
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """A configuration with overrides."""
     parser.add_argument("config", type=Path, help="TOML file")

@@ -2,7 +2,7 @@
 
 import argparse
 
-from headrace.cli.commands import add_command, add_config, add_run
+from headrace.cli.commands import add_command, add_config, add_episode
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,8 +40,7 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "from the recorded one, it says which and stops, unless told to go on.",
         "headrace replay train.3.0.0\nheadrace replay eval.12.0.0 --run run-001 --anyway",
     )
-    parser.add_argument("episode", help="purpose.ordinal.member.attempt, such as train.3.0.0 or eval.12.0.0")
-    add_run(parser)
+    add_episode(parser)
     parser.add_argument("--anyway", action="store_true", help="go on although a version differs")
     parser.set_defaults(run_command=_replay)
 

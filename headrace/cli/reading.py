@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from headrace.cli.commands import add_command, add_run, add_runs
+from headrace.cli.commands import add_command, add_episode, add_named_run, add_run, add_runs
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -24,8 +24,7 @@ def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "Shows one episode: turns, calls, observations, what is trained and what is masked, versions, verdict.",
         "headrace show train.3.0.0 --logprobs",
     )
-    parser.add_argument("episode", help="purpose.ordinal.member.attempt, such as train.3.0.0 or eval.12.0.0")
-    add_run(parser)
+    add_episode(parser)
     parser.add_argument("--logprobs", action="store_true", help="every sampled token with its log-prob")
     parser.set_defaults(run_command=_show)
 
@@ -52,8 +51,7 @@ def _add_repair(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "Exit status 1 when something stands in the way.",
         "headrace repair run-001 --dry-run\nheadrace repair run-001\nheadrace repair run-001 --truncate",
     )
-    parser.add_argument("run", help="the run's name or folder")
-    add_runs(parser)
+    add_named_run(parser)
     parser.add_argument("--dry-run", action="store_true", help="says what would be done and writes nothing")
     parser.add_argument("--truncate", action="store_true", help="also cuts the events where they cannot be repaired")
     parser.set_defaults(run_command=_repair)
@@ -68,8 +66,7 @@ def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "needs; such a version cannot be evaluated, replayed or exported afterwards. The newest version always stays.",
         "headrace prune run-001 --dry-run\nheadrace prune run-001 --weights",
     )
-    parser.add_argument("run", help="the run's name or folder")
-    add_runs(parser)
+    add_named_run(parser)
     parser.add_argument("--dry-run", action="store_true", help="says what would be removed and removes nothing")
     parser.add_argument("--weights", action="store_true", help="also weights of older versions")
     parser.set_defaults(run_command=_prune)
