@@ -2,13 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TypeAlias
 
-Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""The parsers of all commands; the class takes no parameter where it runs, only where it is checked."""
 
 
-def add_command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, example: str
-) -> argparse.ArgumentParser:
+def add_command(commands: Commands, name: str, text: str, example: str) -> argparse.ArgumentParser:
     """A command's parser. The first sentence of `text` is its line in the list of commands."""
     return commands.add_parser(
         name,

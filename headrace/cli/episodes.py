@@ -2,16 +2,16 @@
 
 import argparse
 
-from headrace.cli.commands import add_command, add_config, add_episode
+from headrace.cli.commands import Commands, add_command, add_config, add_episode
 
 
-def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_commands(commands: Commands) -> None:
     """Adds the commands."""
     _add_play(commands)
     _add_replay(commands)
 
 
-def _add_play(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_play(commands: Commands) -> None:
     parser = add_command(
         commands,
         "play",
@@ -30,7 +30,7 @@ def _add_play(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.set_defaults(run_command=_play)
 
 
-def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_replay(commands: Commands) -> None:
     parser = add_command(
         commands,
         "replay",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.commands import add_command
+from headrace.cli.commands import Commands, add_command
 
 if TYPE_CHECKING:
     from headrace.planning.explorer.cases import Case
@@ -23,7 +23,7 @@ A failure is shrunk, first its faults, then its size, and comes with the one com
 when every law holds, 1 when one is broken, 2 for wrong usage. It simulates: nothing here is a statement about hardware."""
 
 
-def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_commands(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(
         commands,

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from headrace.cli.commands import add_command, add_runs
+from headrace.cli.commands import Commands, add_command, add_runs
 
 
-def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_commands(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(
         commands,

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from headrace.cli.commands import add_command, add_episode, add_named_run, add_run, add_runs
+from headrace.cli.commands import Commands, add_command, add_episode, add_named_run, add_run, add_runs
 
 
-def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_commands(commands: Commands) -> None:
     """Adds the commands."""
     _add_ls(commands)
     _add_show(commands)
@@ -17,7 +17,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_export(commands)
 
 
-def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_show(commands: Commands) -> None:
     parser = add_command(
         commands,
         "show",
@@ -29,7 +29,7 @@ def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.set_defaults(run_command=_show)
 
 
-def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_verify(commands: Commands) -> None:
     parser = add_command(
         commands,
         "verify",
@@ -40,7 +40,7 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.set_defaults(run_command=_verify)
 
 
-def _add_repair(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_repair(commands: Commands) -> None:
     parser = add_command(
         commands,
         "repair",
@@ -57,7 +57,7 @@ def _add_repair(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.set_defaults(run_command=_repair)
 
 
-def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_prune(commands: Commands) -> None:
     parser = add_command(
         commands,
         "prune",
@@ -72,7 +72,7 @@ def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.set_defaults(run_command=_prune)
 
 
-def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_report(commands: Commands) -> None:
     parser = add_command(
         commands,
         "report",
@@ -84,7 +84,7 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.set_defaults(run_command=_report)
 
 
-def _add_ls(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_ls(commands: Commands) -> None:
     parser = add_command(
         commands,
         "ls",
@@ -95,7 +95,7 @@ def _add_ls(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.set_defaults(run_command=_ls)
 
 
-def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_export(commands: Commands) -> None:
     parser = add_command(
         commands,
         "export",

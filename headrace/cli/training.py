@@ -3,18 +3,18 @@
 import argparse
 from pathlib import Path
 
-from headrace.cli.commands import add_command, add_config, add_runs
+from headrace.cli.commands import Commands, add_command, add_config, add_runs
 from headrace.errors import ConfigError
 
 
-def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_commands(commands: Commands) -> None:
     """Adds the commands."""
     _add_train(commands)
     _add_check(commands)
     _add_eval(commands)
 
 
-def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_train(commands: Commands) -> None:
     parser = add_command(
         commands,
         "train",
@@ -32,7 +32,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.set_defaults(run_command=_train)
 
 
-def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_check(commands: Commands) -> None:
     parser = add_command(
         commands,
         "check",
@@ -61,7 +61,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.set_defaults(run_command=_check)
 
 
-def _add_eval(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_eval(commands: Commands) -> None:
     parser = add_command(
         commands,
         "eval",
