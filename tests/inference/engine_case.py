@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from tiny_policy import POLICY, PolicyFolder
@@ -15,6 +14,9 @@ from headrace.ports import TurnTiming
 from headrace.records.arrays import FloatArray, IntArray
 from headrace.records.ids import PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest, TokenSegment
+
+TOLERANCE = 2e-5
+"""How far a log-prob may be from that of a full forward pass."""
 
 
 @dataclasses.dataclass
@@ -99,7 +101,9 @@ def generate(core: EngineCore, *requests: GenerateRequest) -> list[Result]:
     return [results[request.request_id] for request in requests]
 
 
-def rescoring_error(folder: PolicyFolder, prompt_ids: Sequence[int], result: Result, temperature: float = 1.0) -> float:
+def rescoring_error(
+    folder: PolicyFolder, prompt_ids: Sequence[int] | IntArray, result: Result, temperature: float = 1.0
+) -> float:
     """Largest difference of a behaviour log-prob to a full forward under the version that its segment names."""
     ids, worst = list(prompt_ids), 0.0
     for segment in result.segments:
@@ -113,7 +117,3 @@ def rescoring_error(folder: PolicyFolder, prompt_ids: Sequence[int], result: Res
 
 def some_ids(length: int, seed: int = 0) -> IntArray:
     return np.random.default_rng(seed).integers(0, 48, length).astype(np.int32)
-
-
-def folder_at(path: Path) -> PolicyFolder:
-    return PolicyFolder.create(path / "policy")

@@ -31,11 +31,6 @@ TIMEOUT_S = 60.0
 STEP_S = 0.01
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> PolicyFolder:
-    return PolicyFolder.create(tmp_path_factory.mktemp("policy"))
-
-
 async def turn(
     inference: Inference, item: GenerateRequest, timeout_s: float = 1e6
 ) -> tuple[list[TokenSegment], TurnTiming]:

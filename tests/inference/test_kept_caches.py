@@ -3,26 +3,13 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from engine_case import Result, drain, generate, make_core, publish, rescoring_error, some_ids
+from engine_case import TOLERANCE, Result, drain, generate, make_core, publish, rescoring_error, some_ids
 from tiny_policy import PolicyFolder, prompt, request
 from transformers import DynamicCache
 
 from headrace.records.arrays import FloatArray, IntArray
 from headrace.records.segment import Origin, TokenSegment
-
-TOLERANCE = 2e-5
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> PolicyFolder:
-    return PolicyFolder.create(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(params=[False, True], ids=["fast", "deterministic"])
-def deterministic(request: pytest.FixtureRequest) -> bool:
-    return request.param
 
 
 def in_one_cache(folder: PolicyFolder, prompt_ids: IntArray, result: Result) -> FloatArray:

@@ -1,75 +1,16 @@
 import asyncio
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
+from simulation.engine_bench import POLICY, Bench, collect, workload
 
 from headrace.errors import InferenceError, Outcome
-from headrace.ports import Inference, TurnTiming
-from headrace.records.arrays import as_float32
-from headrace.records.ids import EpisodeId, GroupId, PolicyId, PolicyRef
-from headrace.records.segment import FinishReason, GenerateRequest, Sampling, TokenSegment
-from headrace.simulation.costs import EngineCost, TrainerCost
+from headrace.records.ids import PolicyId, PolicyRef
+from headrace.records.segment import FinishReason
+from headrace.simulation.costs import EngineCost
 from headrace.simulation.device import SharedDevice
-from headrace.simulation.harness import SimulatedHarness
-from headrace.simulation.inference import SimulatedInference
 from headrace.simulation.laws import Constant, LogNormal
 from headrace.simulation.loop import run_virtual
-from headrace.simulation.tasks import SimulatedTasks
-from headrace.simulation.trainer import SimulatedTrainer
-from headrace.simulation.weights import SimulatedWeights, WeightShelf
-from headrace.simulation.workload import Draws, Stratum, Workload
-
-POLICY = PolicyId("policy")
-FLAT = EngineCost(slots=4, decode=((4, 4.0),))
-"""One token per second, whatever the load."""
-
-
-def workload(tokens: float = 10.0, **options) -> Workload:
-    return Workload(name="w", tokens=Constant(value=tokens), strata=(Stratum(name="all"),), **options)
-
-
-class Bench:
-    """An engine with version 0 active, and what it needs."""
-
-    def __init__(self, cost: EngineCost = FLAT, load: Workload | None = None, device: SharedDevice | None = None):
-        self.draws = Draws(load or workload(), 7)
-        self.shelf = WeightShelf()
-        self.engine = SimulatedInference(self.draws, cost, self.shelf, policy_id=POLICY, device=device)
-        self.harness = SimulatedHarness(self.draws)
-        self.tasks = SimulatedTasks(self.draws)
-
-    async def publish(self, version: int, keep: Sequence[int] = ()):
-        address = self.shelf.put(SimulatedWeights(POLICY, version, "", "p"))
-        await self.engine.stage(PolicyRef(POLICY, version), address, 1e6)
-        return await self.engine.activate(PolicyRef(POLICY, version), frozenset(keep), 1e6)
-
-    def request(self, ordinal: int = 0, step: int = 0, **options) -> GenerateRequest:
-        fields = {
-            "request_id": f"{EpisodeId(GroupId('train', ordinal), 0, 0)}/{step}",
-            "prefix": self.harness.open(self.tasks.task(ordinal)),
-            "max_tokens": 1 << 20,
-            "sampling": Sampling(),
-            "stop_ids": self.harness.stop_ids,
-            "policy_id": POLICY,
-            "min_version": 0,
-            "pin_version": None,
-            "affinity": f"train.{ordinal}",
-            "seed_key": b"\0" * 16,
-        }
-        return GenerateRequest(**{**fields, **options})
-
-
-async def collect(
-    engine: Inference, request: GenerateRequest, timeout_s: float = 1e6
-) -> tuple[list[TokenSegment], TurnTiming]:
-    *segments, timing = [item async for item in engine.generate(request, timeout_s)]
-    assert isinstance(timing, TurnTiming)
-    for segment in segments:
-        assert isinstance(segment, TokenSegment)
-        segment.check()
-    assert all(segment.finish is None for segment in segments[:-1])
-    return segments, timing  # type: ignore[return-value]
+from headrace.simulation.workload import Stratum, Workload
 
 
 def test_a_turn_has_the_drawn_length_takes_the_drawn_time_and_says_how_it_ended():
@@ -114,78 +55,6 @@ def test_a_turn_beyond_the_budget_ends_by_length_and_without_a_stop_token():
         assert exact[0].finish is FinishReason.STOP
 
     run_virtual(main())
-
-
-def test_a_version_cut_falls_at_the_tokens_sampled_so_far_and_pinned_requests_are_not_cut():
-    async def main() -> None:
-        bench = Bench()
-        await bench.publish(0)
-        free = asyncio.create_task(collect(bench.engine, bench.request(0)))
-        pinned = asyncio.create_task(collect(bench.engine, bench.request(1, pin_version=0)))
-        await asyncio.sleep(3.5)
-        await bench.publish(1, keep=[0])
-        await asyncio.sleep(4)
-        await bench.publish(2, keep=[0])
-        segments, timing = await free
-        assert [(segment.policy.version, len(segment)) for segment in segments] == [(0, 3), (1, 4), (2, 3)]  # type: ignore[union-attr]
-        assert [segment.context_version_min for segment in segments] == [0, 1, 2]
-        assert timing.preemptions == 2
-        segments, timing = await pinned
-        assert [(segment.policy.version, len(segment)) for segment in segments] == [(0, 10)]  # type: ignore[union-attr]
-        assert timing.preemptions == 0
-
-    run_virtual(main())
-
-
-def test_keeping_the_cache_costs_nothing_and_is_stamped():
-    async def main() -> None:
-        bench = Bench(EngineCost(slots=4, decode=((4, 4.0),), prefill_tokens_per_s=100.0, on_swap="keep_kv"))
-        await bench.publish(0)
-        running = asyncio.create_task(collect(bench.engine, bench.request()))
-        await asyncio.sleep(5)
-        activation = await bench.publish(1)
-        assert (activation.pause_s, activation.rebuilt_tokens) == (0.0, 0)
-        segments, timing = await running
-        assert [segment.context_version_min for segment in segments] == [0, 0]
-        assert timing.preemptions == 0
-
-    run_virtual(main())
-
-
-def test_rebuilding_caches_pauses_the_engine_for_the_tokens_that_it_computes_again():
-    async def main() -> None:
-        cost = EngineCost(slots=4, decode=((4, 4.0),), prefill_tokens_per_s=100.0, swap_pause_s=0.5)
-        bench = Bench(cost, workload(10.0, prompt_tokens=Constant(value=50.0)))
-        await bench.publish(0)
-        begin_s = asyncio.get_running_loop().time()
-        running = asyncio.create_task(collect(bench.engine, bench.request()))
-        # 50 tokens of prompt cost 50 * (4 tokens/s) / (100 tokens/s) = 2 tokens of work, then come 10 tokens.
-        await asyncio.sleep(5)
-        activation = await bench.publish(1)
-        assert activation.rebuilt_tokens == 50 + 3
-        assert activation.pause_s == pytest.approx(0.5 + 53 / 100)
-        segments, timing = await running
-        assert [len(segment) for segment in segments] == [3, 7]
-        assert timing.preemptions == 1
-        assert asyncio.get_running_loop().time() - begin_s == pytest.approx(2 + 10 + activation.pause_s)
-
-    run_virtual(main())
-
-
-def test_members_of_a_group_share_the_cache_of_their_prompt_until_the_version_changes():
-    async def main() -> list[float]:
-        cost = EngineCost(slots=4, decode=((4, 4.0),), prefill_tokens_per_s=100.0)
-        bench = Bench(cost, workload(10.0, prompt_tokens=Constant(value=50.0)))
-        await bench.publish(0)
-        seconds = []
-        for member in range(3):
-            if member == 2:
-                await bench.publish(1)
-            request = bench.request(request_id=f"train.0.{member}.0/0")
-            seconds.append((await collect(bench.engine, request))[1].generate_s)
-        return seconds
-
-    assert run_virtual(main()) == pytest.approx([12.0, 10.0, 12.0])
 
 
 def test_an_interrupted_turn_keeps_its_tokens_and_goes_on_with_the_rest():
@@ -297,96 +166,6 @@ def test_nothing_is_served_before_a_version_is_active_nor_after_a_crash():
             await bench.engine.activate(PolicyRef(POLICY, 0), frozenset(), 1.0)
         await bench.publish(0)
         await collect(bench.engine, bench.request())
-
-    run_virtual(main())
-
-
-def test_pieces_that_a_version_cut_had_closed_arrive_before_the_engine_is_lost():
-    async def main() -> None:
-        bench = Bench()
-        await bench.publish(0)
-        seen: list[TokenSegment | TurnTiming] = []
-
-        async def read() -> None:
-            async for item in bench.engine.generate(bench.request(), 1e6):
-                seen.append(item)  # noqa: PERF401
-
-        running = asyncio.create_task(read())
-        await asyncio.sleep(3)
-        await bench.publish(1)
-        await asyncio.sleep(3)
-        bench.engine.crash()
-        with pytest.raises(InferenceError):
-            await running
-        (piece,) = seen
-        assert isinstance(piece, TokenSegment)
-        assert (len(piece), piece.finish) == (3, None)
-
-    run_virtual(main())
-
-
-def test_weights_that_are_missing_damaged_or_of_another_version_are_not_staged():
-    async def main() -> None:
-        bench = Bench()
-        address = bench.shelf.put(SimulatedWeights(POLICY, 1, "", "p"))
-        with pytest.raises(InferenceError, match="those of policy@1"):
-            await bench.engine.stage(PolicyRef(POLICY, 2), address, 1.0)
-        with pytest.raises(InferenceError, match="cannot be loaded"):
-            await bench.engine.stage(PolicyRef(POLICY, 1), type(address)("0" * 64), 1.0)
-        bench.shelf.damage(address)
-        with pytest.raises(InferenceError, match="cannot be loaded"):
-            await bench.engine.stage(PolicyRef(POLICY, 1), address, 1.0)
-
-    run_virtual(main())
-
-
-def test_two_contents_of_one_version_are_refused_and_versions_only_rise():
-    async def main() -> None:
-        bench = Bench()
-        await bench.publish(3)
-        other = bench.shelf.put(SimulatedWeights(POLICY, 3, "", "another plan"))
-        with pytest.raises(InferenceError, match="other contents"):
-            await bench.engine.stage(PolicyRef(POLICY, 3), other, 1.0)
-        with pytest.raises(InferenceError, match="older than version 3"):
-            await bench.publish(2)
-        again = await bench.engine.activate(PolicyRef(POLICY, 3), frozenset(), 1.0)
-        assert (again.pause_s, again.rebuilt_tokens) == (0.0, 0)
-
-    run_virtual(main())
-
-
-def test_a_version_is_unloaded_once_nobody_keeps_it_and_nothing_runs_on_it():
-    async def main() -> None:
-        bench = Bench()
-        await bench.publish(0)
-        pinned = asyncio.create_task(collect(bench.engine, bench.request(0, pin_version=0)))
-        await asyncio.sleep(1)
-        await bench.publish(1)
-        await pinned
-        await bench.publish(2, keep=[1])
-        ids = [np.arange(5, dtype=np.int32)]
-        for version in (1, 2):
-            assert len(await bench.engine.score(ids, version, 1.0)) == 1
-        with pytest.raises(InferenceError, match="neither held nor staged"):
-            await bench.engine.score(ids, 0, 1.0)
-
-    run_virtual(main())
-
-
-def test_engine_and_trainer_agree_on_the_canary_exactly_when_they_hold_the_same_weights():
-    async def main() -> None:
-        bench = Bench()
-        trainer = SimulatedTrainer(TrainerCost(), bench.shelf, policy_id=POLICY, seed=7, read=lambda address: b"")
-        ids = [np.arange(9, dtype=np.int32), np.arange(4, dtype=np.int32)]
-        await bench.engine.stage(PolicyRef(POLICY, 0), trainer.weights, 1.0)
-        scored = await bench.engine.score(ids, 0, 1.0)
-        expected = as_float32((await trainer.canary(ids, 1.0)).logprobs)
-        assert np.array_equal(np.concatenate([as_float32(item) for item in scored]), expected)
-        assert len(expected) == 8 + 3
-        stale = bench.shelf.put(SimulatedWeights(POLICY, 1, trainer.weights, "plan"))
-        await bench.engine.stage(PolicyRef(POLICY, 1), stale, 1.0)
-        other = as_float32((await bench.engine.score(ids, 1, 1.0))[0])
-        assert np.abs(other - expected[:8]).max() > 1e-3
 
     run_virtual(main())
 
