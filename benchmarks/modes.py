@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import Config, load_config
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.planning.bottleneck import Demands, demands_of
 from headrace.planning.fit import fit_run
 from headrace.ports import Environment, Handle

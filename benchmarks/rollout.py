@@ -52,7 +52,8 @@ from benchmarks.sitting.workload import (
     make_load,
 )
 from headrace.config import Config, EvaluationSection, RunSection, ScheduleSection
-from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
+from headrace.control.context import Ports, RunFacts
+from headrace.control.orchestrator import Orchestrator, RunSummary
 from headrace.ports import Environment
 from headrace.records.action import ActionCommitted
 from headrace.records.batch import GroupClosed

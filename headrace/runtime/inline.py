@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace.config import Config, decode_options
-from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
+from headrace.control.context import Ports, RunFacts
+from headrace.control.orchestrator import Orchestrator, RunSummary
 from headrace.control.recorder import Observer
 from headrace.environments.inline import InlineEnvironment, no_duration
 from headrace.graders.inline import InlineGrader

@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.control.recorder import Observer
 from headrace.errors import HeadraceError
 from headrace.records.events import Event

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from headrace.config import Config
-from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
+from headrace.control.context import Ports, RunFacts
+from headrace.control.orchestrator import Orchestrator, RunSummary
 from headrace.control.publishing import WORKER
 from headrace.control.recorder import Observer
 from headrace.graders.service import ChildGrader

@@ -6,7 +6,7 @@ Invariant: once its process is dead, nothing that a run asks for happens, and it
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.errors import StoreError
 from headrace.records.events import Event, kind_of
 from headrace.records.ids import Address

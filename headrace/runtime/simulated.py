@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.checkers import LawChecker, bounds_of, lost_records
 from headrace.config import Config
-from headrace.control.orchestrator import Orchestrator, Ports, RunFacts, RunSummary
+from headrace.control.context import Ports, RunFacts
+from headrace.control.orchestrator import Orchestrator, RunSummary
 from headrace.control.recorder import Observer
 from headrace.errors import InvariantViolated
 from headrace.records.action import EffectClass

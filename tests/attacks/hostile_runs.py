@@ -15,7 +15,8 @@ import numpy as np
 
 from headrace.checkers import LawChecker, bounds_of
 from headrace.config import Config, decode_config, decode_options
-from headrace.control.orchestrator import Orchestrator, Ports, RunFacts
+from headrace.control.context import Ports, RunFacts
+from headrace.control.orchestrator import Orchestrator
 from headrace.environments.sandbox.environment import SandboxEnvironment
 from headrace.environments.sandbox.meters import children
 from headrace.environments.sandbox.options import Isolation, SandboxOptions

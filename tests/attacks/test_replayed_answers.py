@@ -9,7 +9,7 @@ import pytest
 from control.simulated_runs import config, faultless, payloads, run
 
 from headrace.control.acting import ActionRunner
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.ports import Handle, TurnTiming
 from headrace.records.action import Action, ActionCommitted, EffectClass
 from headrace.records.batch import BatchPlanned

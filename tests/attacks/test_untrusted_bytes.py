@@ -13,7 +13,7 @@ import pytest
 from control.simulated_runs import MODES, faultless, payloads, run
 
 import headrace
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.environments.sandbox.artifact import ArtifactRefused, checked_artifact
 from headrace.ports import Inference, TurnTiming
 from headrace.processes.frames import FrameError, FrameReader

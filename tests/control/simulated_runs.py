@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import Config, decode_config
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.records.events import Event, Payload, kind_of
 from headrace.records.task import Budget
 from headrace.runtime.simulated import Simulation, SimulationResult, simulate

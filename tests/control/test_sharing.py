@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from control.simulated_runs import MODES, faultless, payloads, run
 
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.errors import InvariantViolated
 from headrace.ports import Inference
 from headrace.records.batch import BatchPlanned

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from headrace.config import Config, decode_config
-from headrace.control.orchestrator import Orchestrator, Ports, RunFacts
+from headrace.control.context import Ports, RunFacts
+from headrace.control.orchestrator import Orchestrator
 from headrace.environments.workspace.calls import Caller
 from headrace.environments.workspace.store import RevisionStore
 from headrace.graders.inline import InlineGrader

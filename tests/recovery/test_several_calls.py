@@ -9,7 +9,8 @@ import pytest
 from recovery.crashes import DEAD, MortalStorage, broken_laws_of, consumed, weights
 
 from headrace.config import Config, decode_config
-from headrace.control.orchestrator import Orchestrator, Ports, RunFacts
+from headrace.control.context import Ports, RunFacts
+from headrace.control.orchestrator import Orchestrator
 from headrace.control.past import AttemptPast
 from headrace.control.recovery import recover
 from headrace.environments.inline import InlineEnvironment

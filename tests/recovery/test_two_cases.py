@@ -17,7 +17,7 @@ from recovery.crashes import (
     weights,
 )
 
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.control.past import RunPast
 from headrace.control.recovery import recover
 from headrace.errors import InferenceError, TrainerError

@@ -9,7 +9,7 @@ from simulation import must_runs as runs
 from simulation import special
 from simulation.trials import BOTH, NO_FAULT, Row, World, at, cut, fault, killed, replayed, sqlite_cuts, sqlite_fails
 
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.records.action import EffectClass
 from headrace.runtime.simulated import Simulation
 from headrace.simulation.faults import Fault

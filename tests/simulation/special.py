@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from simulation.trials import Row, Trial, judged
 
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.errors import EnvironmentFault, HeadraceError
 from headrace.ports import Handle, TurnTiming
 from headrace.records.action import Action

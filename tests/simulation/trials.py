@@ -22,7 +22,7 @@ from headrace.checkers import (
     state_hashes,
 )
 from headrace.config import decode_config
-from headrace.control.orchestrator import Ports
+from headrace.control.context import Ports
 from headrace.errors import StoreError
 from headrace.planning.explorer.judging import manifests_of
 from headrace.ports import Environment
