@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Literal
 
+from headrace.algorithms.bounds import fluid_bound
 from headrace.config import Section, decode_options
 from headrace.errors import ConfigError
 from headrace.simulation.costs import EngineCost, TrainerCost
@@ -58,14 +59,16 @@ class Scenario(Section, frozen=True):
         """
         tokens_per_s = self.engine.request_rates()[-1] * self.engine.slots
         turns = self.workload.turns.mean if self.workload.tokens_of == "turn" else 1.0
-        generated = tokens_per_s / (self.group_size * self.workload.mean_tokens * turns)
-        calls = self.workload.turns.mean - 1.0
-        if self.external_calls_per_s is not None and calls > 0.0:
-            generated = min(generated, self.external_calls_per_s / (self.group_size * calls))
-        train_s = self.trainer.update_s.mean + self.trainer.score_s.mean
+        train_s = (self.trainer.update_s.mean + self.trainer.score_s.mean) / self.batch_groups
+        group_s = {"generation": self.group_size * self.workload.mean_tokens * turns / tokens_per_s}
+        if self.external_calls_per_s is not None:
+            group_s["external service"] = self.group_size * (self.workload.turns.mean - 1.0) / self.external_calls_per_s
         if self.placement == "shared":
-            return self.batch_groups / (self.batch_groups / generated + train_s + 2.0 * self.switch_s)
-        return min(generated, self.batch_groups / train_s if train_s > 0.0 else generated)
+            switches_s = 2.0 * self.switch_s / self.batch_groups
+            group_s = {"shared devices": max(group_s.values()) + train_s + switches_s}
+        else:
+            group_s["training"] = train_s
+        return fluid_bound({"all": 1.0}, {"all": group_s}, dict.fromkeys(group_s, 1.0))[0]
 
 
 def scenario_names() -> tuple[str, ...]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from planning.traces import oracle, run_trace, trace_scenario
 
+from headrace.algorithms import bounds
 from headrace.algorithms.advantages import RewardTable, mean_only
 from headrace.algorithms.corrections import interpolated_logprobs, sequence_weights
 from headrace.algorithms.selection import NoAcceptanceError, acceptance_weights
-from headrace.planning import bounds
 from headrace.planning.outcome import outcome_of
 from headrace.records.batch import BatchPlanned
 from headrace.scheduling.admission import Admission, AdmissionState

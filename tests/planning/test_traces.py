@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from planning.traces import dropped, handed_over, oracle, run_trace, trace_scenario
 
-from headrace.control import orchestrator
-from headrace.planning.bounds import windowed_lag_bound
+from headrace.algorithms.bounds import windowed_lag_bound
+from headrace.control import loops
 from headrace.planning.outcome import outcome_of
 from headrace.scheduling.ordering import BatchOrder
 
@@ -58,9 +58,7 @@ def test_four_thousand_tasks_give_the_throughput_and_the_lag_of_the_reference(
         share
     ):  # the configuration counts overtaking in whole batches, the reference as a share of what may be outstanding
         overtaking = int(float(share) * (int(credit) + 1) * given["P"]) - 1
-        monkeypatch.setattr(
-            orchestrator, "BatchOrder", lambda order, batch, lag, _: BatchOrder(order, batch, lag, overtaking)
-        )
+        monkeypatch.setattr(loops, "BatchOrder", lambda order, batch, lag, _: BatchOrder(order, batch, lag, overtaking))
     is_long = np.random.Generator(np.random.Philox(given["seed"])).random(given["n"]) < 0.1
     durations = np.where(is_long, 10.0, 1.0)
     assert durations.mean() == pytest.approx(LARGE["expected"]["mean_duration"])

@@ -1,6 +1,7 @@
 """Bounds and expectations that need no simulation: what no schedule can beat, and what a rule costs on paper.
 
-Everything is per second or dimensionless, and is tested against worked examples.
+Everything is per second or dimensionless, and is tested against worked examples. The simulator's fluid bound is this one;
+the rest is for whoever plans a run by hand, before there is a log to fit.
 """
 
 import heapq
