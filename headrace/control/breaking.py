@@ -8,7 +8,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
 
 from headrace.control.recorder import Recorder
 from headrace.control.signal import Changed
@@ -23,10 +22,6 @@ _LEAST_WAIT_S = 1e-3
 
 class EnvironmentBroken(HeadraceError):
     """An environment failed for so long that the run has ended."""
-
-
-Report = Callable[[Terminal], None]
-"""Says how the attempt ended that was let in."""
 
 
 class Breakers:
@@ -53,30 +48,12 @@ class Breakers:
             return None
         return f"environment {', '.join(sorted(broken))} is broken"
 
-    @contextlib.asynccontextmanager
-    async def attempt(self, environment: str) -> AsyncGenerator[Report]:
-        """Returns once an attempt may start; inside, the attempt's end has to be reported.
+    async def enter(self, environment: str) -> None:
+        """Returns once an attempt may start; `leave` has to follow, whatever comes of the attempt.
 
         Raises:
             EnvironmentBroken: when the environment was broken for too long.
         """
-        await self._enter(environment)
-        told = [False]
-
-        def report(terminal: Terminal) -> None:
-            told[0] = True
-            failed = isinstance(terminal, InfraError) and terminal.boundary == EnvironmentFault.boundary
-            health = self._of(environment)
-            jitter = float(stream(self._seed, "breaker", environment, health.openings).random()) if failed else 0.0
-            self._become(environment, self._rule.leave(health, failed, self._now_s(), jitter=jitter))
-
-        try:
-            yield report
-        finally:
-            if not told[0]:
-                self._become(environment, self._rule.released(self._of(environment), self._now_s()))
-
-    async def _enter(self, environment: str) -> None:
         while True:
             health, now_s = self._of(environment), self._now_s()
             entry = self._rule.enter(health, now_s)
@@ -94,6 +71,16 @@ class Breakers:
                 # A clock that rounds could end a wait just before its time, again and again.
                 async with asyncio.timeout(max(wait_s, _LEAST_WAIT_S)):
                     await self._changed.wait_until(lambda seen=health: self._of(environment) is not seen)
+
+    def leave(self, environment: str, terminal: Terminal | None) -> None:
+        """The attempt that was let in is over: how it ended, or None where it was given up and says nothing."""
+        health = self._of(environment)
+        if terminal is None:
+            self._become(environment, self._rule.released(health, self._now_s()))
+            return
+        failed = isinstance(terminal, InfraError) and terminal.boundary == EnvironmentFault.boundary
+        jitter = float(stream(self._seed, "breaker", environment, health.openings).random()) if failed else 0.0
+        self._become(environment, self._rule.leave(health, failed, self._now_s(), jitter=jitter))
 
     def _become(self, environment: str, health: Health) -> None:
         before = self._of(environment)

@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.control.context import RunContext
 from headrace.control.frontier import DataFrontier
-from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
+from headrace.control.member import NO_ATTEMPTS, MemberOutcome, MemberRunner, MemberSpec
 from headrace.control.past import AttemptPast, GroupPast, RunPast
 from headrace.control.recorder import sealed_row
 from headrace.control.weighing import StratumLedger
@@ -293,7 +293,9 @@ class Collector:
 
     async def _run_members(self, group: Group, past: Mapping[int, Mapping[int, AttemptPast]]) -> list[MemberOutcome]:
         specs = [
-            MemberSpec(group.id, member, group.task, group.task_address, self._sampling, None, past.get(member, {}))
+            MemberSpec(
+                group.id, member, group.task, group.task_address, self._sampling, None, past.get(member, NO_ATTEMPTS)
+            )
             for member in range(self.group_size)
         ]
         if self._runner.is_group_scoped:

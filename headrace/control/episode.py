@@ -26,7 +26,7 @@ from headrace.records.arrays import IntArray, as_int32
 from headrace.records.checkpoint import InFlight
 from headrace.records.execution import EnvironmentRestored, EpisodeClaimed, Lease, Receipt
 from headrace.records.harness import ParsedTurn, ParseStatus
-from headrace.records.ids import ActionId, Address, EpisodeId, PolicyId
+from headrace.records.ids import ActionId, Address, EpisodeId, GroupId, PolicyId
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of
 from headrace.records.run import AnswerRefused
@@ -44,11 +44,13 @@ from headrace.records.task import Task
 from headrace.records.terminal import InfraError, Limit, Terminal, Truncated
 from headrace.records.trajectory import ActionOutcome, EpisodeStarted
 
+_NO_PAST = AttemptPast(EpisodeId(GroupId("", 0), 0, 0))
+"""What every new attempt has behind it: one record for all of them, which nobody writes to."""
 _AGAIN_S = 0.5
 """Seconds after which a lost turn is asked for again."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeSpec:
     """What to run.
 
@@ -166,7 +168,7 @@ class _Attempt:
         self.trace = EpisodeTrace(spec.episode, spec.task, spec.task_address)
         self._budget = spec.task.budget
         self._loop = asyncio.get_running_loop()
-        self.past = spec.past or AttemptPast(spec.episode)
+        self.past = spec.past or _NO_PAST
         self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock, self.past)
         can_go_on = ports.environment.effect.is_resumable and spec.in_flight == "resume"
         self._goes_on = not self.past.started_seq or can_go_on

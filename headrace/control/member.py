@@ -27,13 +27,15 @@ from headrace.records.reward import RewardRule, reward_of
 from headrace.records.segment import Sampling
 from headrace.records.streams import stream
 from headrace.records.task import Task
-from headrace.records.terminal import InfraError, Truncated
+from headrace.records.terminal import InfraError, Terminal, Truncated
 from headrace.records.verdict import Scored, Verdict
 from headrace.scheduling.retry import RetryRule
 from headrace.scheduling.staleness import Sampled
 
+NO_ATTEMPTS: Mapping[int, AttemptPast] = {}
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MemberSpec:
     """What to run: one member of a group.
 
@@ -53,7 +55,7 @@ class MemberSpec:
     task_address: Address
     sampling: Sampling
     pin_version: int | None
-    past: Mapping[int, AttemptPast] = dataclasses.field(default_factory=dict[int, AttemptPast])
+    past: Mapping[int, AttemptPast] = dataclasses.field(default_factory=lambda: NO_ATTEMPTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,10 +152,14 @@ class MemberRunner:
         )
         if self._breakers is None:
             return await self._driver.run(run, self._grant(run))
-        async with self._breakers.attempt(spec.task.environment) as report:
+        await self._breakers.enter(spec.task.environment)
+        terminal: Terminal | None = None
+        try:
             sealed = await self._driver.run(run, self._grant(run))
-            report(sealed.transcript.terminal)
+            terminal = sealed.transcript.terminal
             return sealed
+        finally:
+            self._breakers.leave(spec.task.environment, terminal)
 
     def _grant(self, run: EpisodeSpec) -> Lease:
         return self._leases.grant(run.episode, asyncio.get_running_loop().time() + run.task.budget.wall_s)

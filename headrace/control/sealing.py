@@ -25,7 +25,7 @@ AGENT = "policy"
 """Name of the one agent of an episode."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class EpisodeTrace:
     """What has happened in a running episode. Owned by its driver; becomes records when sealed.
 
