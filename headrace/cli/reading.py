@@ -62,13 +62,12 @@ def _add_prune(commands: Commands) -> None:
         commands,
         "prune",
         "Removes files of a run that nothing names any more: what crashes left behind, and dropped checkpoints.\n\n"
-        "With --weights also the weights of versions that no kept checkpoint, no held-out round under way and no recovery\n"
-        "needs; such a version cannot be evaluated, replayed or exported afterwards. The newest version always stays.",
-        "headrace prune run-001 --dry-run\nheadrace prune run-001 --weights",
+        "Weights of a version stay while a checkpoint that is kept, a held-out round under way or a recovery may need\n"
+        "them; those of version 0 and of the newest one always. checkpoint.keep_last and keep_every say which are kept.",
+        "headrace prune run-001 --dry-run\nheadrace prune run-001",
     )
     add_named_run(parser)
     parser.add_argument("--dry-run", action="store_true", help="says what would be removed and removes nothing")
-    parser.add_argument("--weights", action="store_true", help="also weights of older versions")
     parser.set_defaults(run_command=_prune)
 
 
@@ -170,7 +169,7 @@ def _prune(options: argparse.Namespace) -> int:
     from headrace.runtime.pruning import prune_run
 
     folder = find_run(options.runs, options.run)
-    found = prune_run(folder, includes_weights=options.weights, is_dry_run=options.dry_run)
+    found = prune_run(folder, is_dry_run=options.dry_run)
     verb = "would be removed" if options.dry_run else "removed"
     print(f"{len(found.files)} files {verb}, {found.size_bytes / 1e6:.1f} MB; {found.kept} stay")
     if found.temporary:

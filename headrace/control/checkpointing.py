@@ -6,7 +6,7 @@ the queue is a recount of the events before it. Files go only by the retention r
 * consumes: the version of an update.
 * waits for: the trainer to write its state.
 * unblocked by: its manifest.
-* produces: `CheckpointWritten`; files that nothing names any more are gone.
+* produces: `CheckpointWritten`; files of dropped checkpoints and of versions that nothing needs any more are gone.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from headrace.control.recorder import WorkerClock
 from headrace.ports import Leases, Trainer
 from headrace.records.checkpoint import CheckpointWritten, GuardState, InFlight, Manifest
 from headrace.records.events import OrdinalState
+from headrace.records.ids import Address
 from headrace.records.run import WorkerState
 from headrace.scheduling.retention import Retention
 
@@ -58,6 +59,7 @@ class Checkpointer:
         self._settings = settings
         self._clock = clock
         self._manifests: list[Manifest] = []
+        self._gone: set[Address] = set()
         self._saving: asyncio.Task[None] | None = None
         self._waiting_since_s: float | None = None
 
@@ -108,8 +110,8 @@ class Checkpointer:
 
     async def _sweep(self) -> None:
         versions, retention = self._context.versions, self._settings.retention
-        served = [versions.weights[version] for version in {versions.current, *versions.pinned}]
-        unnamed = retention.unnamed(self._manifests, served)
-        if unnamed:
-            await self._trainer.forget(unnamed, self._settings.timeout_s)
+        unneeded = retention.unneeded(self._manifests, versions.weights, versions.pinned)
+        if going := [address for address in unneeded if address not in self._gone]:
+            await self._trainer.forget(going, self._settings.timeout_s)
+        self._gone = set(unneeded)
         self._manifests = retention.kept(self._manifests)

@@ -4,7 +4,6 @@ Invariant: the marks are a fold over the durable journal and its rows alone, and
 crash anywhere leaves a run as sound as before, and a second pass removes what the first one left. No writer lives meanwhile.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -39,15 +38,11 @@ class Pruned(msgspec.Struct, frozen=True):
     kept: int
 
 
-def prune_run(
-    folder: Path, *, includes_weights: bool = False, is_dry_run: bool = False, disk: Disk | None = None
-) -> Pruned:
-    """Removes the files that no event, row or kept checkpoint of the run names.
+def prune_run(folder: Path, *, is_dry_run: bool = False, disk: Disk | None = None) -> Pruned:
+    """Removes the files that no event or row of the run names and that the retention rule does not keep.
 
     Args:
         folder: of the run.
-        includes_weights: also weights of committed versions that neither a kept checkpoint, nor the newest version, nor a
-            held-out round under way names, and that no recovery can need; they cannot be evaluated or exported afterwards.
         is_dry_run: removes nothing.
         disk: file operations.
 
@@ -58,7 +53,7 @@ def prune_run(
     lock = WriterLock(folder)
     try:
         with open_reader(folder) as reader:
-            marked = _marked(reader, includes_weights=includes_weights)
+            marked = _marked(reader)
         blobs = FileBlobs(folder / BLOBS, disk)
         stored = list(blobs.addresses())
         unnamed = tuple(address for address in stored if address not in marked)
@@ -71,7 +66,7 @@ def prune_run(
     return Pruned(unnamed, size_bytes, temporary, len(stored) - len(unnamed))
 
 
-def _marked(reader: JournalReader, *, includes_weights: bool) -> set[Address]:
+def _marked(reader: JournalReader) -> set[Address]:
     events = list(reader.events())
     past = recover(events)
     if past.started is None:
@@ -81,24 +76,14 @@ def _marked(reader: JournalReader, *, includes_weights: bool) -> set[Address]:
     marked = {address for event in events for _, address in named_by_event(event)}
     for row in reader.stored_rows():
         marked.update(address for _, address in named_by_row(decode_row(row.kind, row.data)))
-    marked.update(named_by_state(past, retention, includes_weights=includes_weights))
+    marked.update(named_by_state(past, retention))
     return marked
 
 
-def named_by_state(past: RunPast, retention: Retention, *, includes_weights: bool) -> Iterable[Address]:
-    """Files of kept checkpoints, and of versions that may be needed.
-
-    Where arithmetic is not reproducible a replay loads recorded weights, so every version after the oldest of the newest
-    `keep_last` checkpoints stays, and without a checkpoint every version.
-    """
+def named_by_state(past: RunPast, retention: Retention) -> set[Address]:
+    """Files that the retention rule keeps where the run stands, and weights that are not published yet."""
     manifests = [written.manifest for written in past.checkpoints]
-    for manifest in retention.kept(manifests):
-        yield from manifest.blobs
+    named = retention.needed(manifests, past.weights, {item.version for item in past.open_rounds})
     if past.update is not None and past.update.result is not None:
-        yield past.update.result.weights
-    newest = manifests[-retention.keep_last :]
-    pinned = {item.version for item in past.open_rounds}
-    for version, weights in past.weights.items():
-        is_needed = version == past.version or version in pinned or not newest or version > newest[0].version
-        if is_needed or not includes_weights:
-            yield weights
+        named.add(past.update.result.weights)
+    return named

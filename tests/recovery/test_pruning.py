@@ -63,9 +63,11 @@ def stored(folder: Path) -> set[str]:
     return set(FileBlobs(folder / "blobs").addresses())
 
 
-def test_what_nothing_names_goes_and_what_a_version_has_stays(run: tuple[Path, list[Address], Address]) -> None:
+def test_what_nothing_names_goes_and_what_the_run_may_load_stays(
+    run: tuple[Path, list[Address], Address], lab: Lab, batch: list[Any]
+) -> None:
     folder, weights, orphan = run
-    before, of_versions = files_of(folder), stored(folder) & set(weights)
+    before = files_of(folder)
     planned = prune_run(folder, is_dry_run=True)
     assert files_of(folder) == before
     done = prune_run(folder)
@@ -73,20 +75,9 @@ def test_what_nothing_names_goes_and_what_a_version_has_stays(run: tuple[Path, l
     assert (done.temporary, orphan in done.files) == (1, True)
     with open_reader(folder) as reader:
         *dropped, newest = [item.manifest for item in recover(reader.events()).checkpoints]
-    assert stored(folder) == newest.blobs | of_versions
-    assert (
-        set(done.files)
-        == {orphan} | ({item for old in dropped for item in old.blobs} & set(before)) - newest.blobs - of_versions
-    )
+    assert stored(folder) == newest.blobs | {weights[0]}
+    assert set(done.files) == {orphan} | ({item for old in dropped for item in old.blobs} & set(before)) - newest.blobs
     assert prune_run(folder).files == ()
-
-
-def test_with_weights_those_of_a_kept_checkpoint_stay_alone(
-    run: tuple[Path, list[Address], Address], lab: Lab, batch: list[Any]
-) -> None:
-    folder, weights, _ = run
-    prune_run(folder, includes_weights=True)
-    assert stored(folder) & set(weights) == {weights[-1]}
     past, trainer, found, _ = restored(folder, lab, batch)
     assert (past.version, trainer.checkpoint, found) == (UPDATES, UPDATES, weights[-1])
 
@@ -98,10 +89,10 @@ def test_versions_after_the_newest_checkpoint_stay_since_a_recovery_may_load_the
     with open_reader(folder) as reader:
         past = recover(reader.events())
     past.checkpoints = past.checkpoints[:2]
-    named = set(named_by_state(past, Retention(1, 0), includes_weights=True))
-    assert named & set(weights) == set(weights[2:])  # version 2 is the checkpoint itself
+    named = set(named_by_state(past, Retention(1, 0)))
+    assert named & set(weights) == {weights[0], *weights[2:]}  # version 2 is the checkpoint itself
     past.checkpoints = []
-    assert set(named_by_state(past, Retention(1, 0), includes_weights=True)) == set(weights)
+    assert set(named_by_state(past, Retention(1, 0))) == set(weights)
 
 
 def test_a_cut_at_any_step_takes_nothing_that_is_named_and_a_second_pass_ends_it(
@@ -114,8 +105,8 @@ def test_a_cut_at_any_step_takes_nothing_that_is_named_and_a_second_pass_ends_it
         if path.is_file():
             log.open(path)
     begin = len(log.operations)
-    removed = prune_run(folder, includes_weights=True, disk=FaultyDisk(log)).files
-    assert len(log.operations) - begin == len(removed) + 1 > 5
+    removed = prune_run(folder, disk=FaultyDisk(log)).files
+    assert len(log.operations) - begin == len(removed) + 1 > 4
     expected = stored(folder)
     for count in range(begin, len(log.operations) + 1):
         for leaves in Leaves:
@@ -125,7 +116,7 @@ def test_a_cut_at_any_step_takes_nothing_that_is_named_and_a_second_pass_ends_it
             assert expected <= stored(image)
             if leaves is Leaves.ANY_ORDER:
                 assert restored(image, lab, batch)[2] == weights[-1]
-            prune_run(image, includes_weights=True)
+            prune_run(image)
             assert stored(image) == expected
 
 

@@ -165,16 +165,21 @@ def test_a_checkpoint_counts_what_a_recount_of_the_events_before_it_counts() -> 
         assert item.manifest.weights == past.weights[item.update]
 
 
-def test_files_of_dropped_checkpoints_go_and_those_of_kept_and_served_ones_stay() -> None:
-    settings = {"every_updates": 1, "keep_last": 1}
-    simulation, disk = small("sync", checkpoint=settings), SimulatedDisk()
+@pytest.mark.parametrize("every_updates", [1, 2])
+def test_weights_that_no_kept_checkpoint_no_round_and_no_recovery_needs_go_also_between_checkpoints(
+    every_updates: int,
+) -> None:
+    settings = {"every_updates": every_updates, "keep_last": 1}
+    simulation = small("sync", run={"updates": 4}, checkpoint=settings)
+    disk = SimulatedDisk()
     finish(simulation, disk)
     made = weights(all_events(disk))
     held = [disk.shelf.holds(address) for address in made]
-    assert held == [True, False, False, True], "the starting point belongs to no checkpoint, the last one to the newest"
+    assert held == [True, False, False, False, True], "where the run began, and the one kept checkpoint"
     commits = count_commits(simulation)
     for dies_at in range(commits // 2, commits + 1, 4):
         disk = SimulatedDisk()
         run_until(simulation, disk, dies_at)
         finish(simulation, disk)
         assert weights(all_events(disk)) == made
+        assert [disk.shelf.holds(address) for address in made] == held
