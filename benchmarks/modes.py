@@ -1,10 +1,13 @@
-"""The main job in three modes, ordinary and with a slow tenth of the tasks; and the memory of a waiting episode.
+"""The main job under four rules, ordinary and with a slow tenth of the tasks; and the memory of a waiting episode.
 
-Run: `python -m benchmarks.modes [--updates N] [--latency S] [--json PATH] [override …]`. Each cell is a live run of
-`examples/arithmetic/train.toml` on child processes, one after the other. Every tool call waits `--latency` seconds; with the
-slow tenth, the calls of a tenth of the tasks wait ten times as long. Rates are over the wall time between the first and the
-last version, so the warm start and the held-out rounds at both ends are in none. The fluid bound is one update for each
-stretch of the busiest resource, fitted from the run's own log; shared devices do one thing at a time.
+Run: `python -m benchmarks.modes [--updates N] [--latency S] [--seed N …] [--json PATH] [override …]`.
+
+Each cell is a live run of `examples/arithmetic/train.toml` on child processes, one after the other; cells of a seed begin
+with the same weights. Every tool call waits `--latency` seconds; with the slow tenth, the calls of a tenth of the tasks wait
+ten times as long. The clock runs from the first admission, so no warm start is in it, and held-out tasks are played
+afterwards, without the waits, by the weights of every second version: held-out success against wall time is each rule's own
+doing. The fluid bound is one update for each stretch of the busiest resource, fitted from the run's own log; shared devices
+do one thing at a time.
 """
 
 import argparse
@@ -12,11 +15,12 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +32,10 @@ from headrace.planning.bottleneck import Demands, demands_of
 from headrace.planning.fit import fit_run
 from headrace.ports import Environment, Handle
 from headrace.records.action import Action
+from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected
 from headrace.records.execution import Lease, Receipt
 from headrace.reporting.report import RunReport, report_run
+from headrace.runtime.evaluating import EvalSettings, evaluate
 from headrace.runtime.local import LocalRun, run_local
 from headrace.runtime.simulated import Simulation, simulate
 from headrace.simulation.laws import Constant
@@ -38,7 +44,13 @@ from headrace.simulation.scenario import load_scenario
 from headrace.store.reader import open_reader
 
 JOB = Path(__file__).parents[1] / "examples" / "arithmetic" / "train.toml"
-MODES = {"sync": 0, "colocate_async": 1, "separate_async": 1}
+RULES = {
+    "sync": ('mode="sync"',),
+    "colocate_async": ('mode="colocate_async"',),
+    "separate_async": ('mode="separate_async"',),
+    "drop": ('mode="separate_async"', "credit_batches=4", 'staleness="drop"', "max_lag=2"),
+}
+"""The modes under the default policy, and the usual rule beside them: far ahead, and what comes too late is thrown away."""
 LOADS = {"ordinary": 0.0, "slow tenth": 0.1}
 FEW, MANY = 256, 2_048
 _WORKERS = [
@@ -46,63 +58,87 @@ _WORKERS = [
     for pattern in ("*/headrace/simulation/*", tracemalloc.__file__)
 ]
 """The simulated workers: a live run holds their state in processes of its own."""
-HEADINGS = ("load", "mode", "held out", "wall", "groups/s", "of the bound", "info/h", "lag", "standstill", "idle")
+HEADINGS = ("load", "rule", "seed", "groups/s", "of the bound", "info/h", "lag", "kept", "standstill", "idle", "to 80%")
+WIDTHS = (10, 14, 4, 8, 12, 7, 7, 5, 10, 5, 7)
+REACHED = 0.8
+"""Held-out success whose time is told."""
 
 
-def job(mode: str, share: float, arguments: argparse.Namespace) -> Config:
-    """The main job in one mode under one load, with held-out rounds at both ends alone."""
-    tools = f'{{ tools = ["calculator"], latency_s = {arguments.latency}, slow_share = {share} }}'
+def job(rule: str, seed: int, tools: Mapping[str, float], arguments: argparse.Namespace) -> Config:
+    """The main job under one rule, its tools with these options."""
+    options = "".join(f", {name} = {value}" for name, value in tools.items())
     return load_config(
         JOB,
         (
+            f"run.seed={seed}",
             f"run.updates={arguments.updates}",
-            f"evaluation.every_updates={arguments.updates}",
-            "evaluation.temperatures=[1.0]",
-            f"environment.options={tools}",
-            f'schedule.mode="{mode}"',
-            f"schedule.credit_batches={MODES[mode]}",
+            "evaluation.every_updates=0",
+            f'environment.options={{ tools = ["calculator"]{options} }}',
+            *(f"schedule.{item}" for item in RULES[rule]),
             *arguments.overrides,
         ),
     )
 
 
-def bound_s(demands: Demands, mode: str) -> float:
+def bound_s(demands: Demands, rule: str) -> float:
     """Least seconds of an update: of the busiest resource, where shared devices are one."""
     engine, trainer = demands.decode + demands.prefill, demands.trainer
-    devices = [engine + trainer + demands.switch] if mode == "colocate_async" else [engine, trainer]
+    devices = [engine + trainer + demands.switch] if rule == "colocate_async" else [engine, trainer]
     return max(*devices, demands.environment_cpu, demands.external_wait, demands.grader)
 
 
-def cell(load: str, mode: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def cell(load: str, rule: str, seed: int, *, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one run."""
-    config = job(mode, LOADS[load], arguments)
+    tools = {"latency_s": arguments.latency, "slow_share": LOADS[load], "wall_s": 20.0 * arguments.latency}
+    config = job(rule, seed, tools, arguments)
     folder.mkdir(parents=True)
     asyncio.run(run_local(LocalRun(config, folder)))
     with open_reader(folder) as reader:
-        report = report_run(reader.events(), reader.read)
+        events = list(reader.events())
+        report = report_run(events, reader.read)
     fitted = fit_run(folder)
     demands = demands_of(fitted.scenario, fitted.cpu_s_per_episode, fitted.cores)
-    times = [item.t_s for item in report.updates.updates if item.t_s is not None]
-    begin_s = next(row.t_s for row in report.held_out.rounds) - next(row.wall_s for row in report.held_out.rounds)
-    wall_s = times[-1] - begin_s
-    groups_per_s = len(times) * config.schedule.batch_groups / wall_s
-    rounds = [row.overall.rate for row in report.held_out.rounds]
+    begin_s = next(event.t_ns / 1e9 for event in events if isinstance(event.payload, GroupAdmitted))
+    versions_s = [0.0, *(item.t_s - begin_s for item in report.updates.updates if item.t_s is not None)]
+    curve = [
+        (versions_s[version], held_out(folder, version, job(rule, seed, {}, arguments)))
+        for version in range(0, len(versions_s), 2)
+    ]
+    groups_per_s = (len(versions_s) - 1) * config.schedule.batch_groups / versions_s[-1]
+    closed = sum(isinstance(event.payload, GroupClosed) for event in events)
+    rejected = sum(isinstance(event.payload, GroupRejected) for event in events)
     return {
         "load": load,
-        "mode": mode,
-        "held_out": (rounds[0], rounds[-1]),
-        "wall_s": wall_s,
+        "rule": rule,
+        "seed": seed,
+        "curve": curve,
+        "reached_s": reached_s(curve),
         "groups_per_s": groups_per_s,
-        "fluid_fraction": groups_per_s * bound_s(demands, mode) / config.schedule.batch_groups,
+        "fluid_fraction": groups_per_s * bound_s(demands, rule) / config.schedule.batch_groups,
         "demands_s": demands.table(),
-        "information_per_h": report.information.total / (wall_s / 3600.0),
+        "information_per_h": report.information.total / (versions_s[-1] / 3600.0),
         "mean_lag": report.updates.mean_lag,
         "largest_lag": report.updates.largest_lag,
+        "kept": 1.0 - rejected / closed,
         "standstill_share": report.updates.standstill_share,
         "trainer_idle": report.flow.starvation,
         "turns": msgspec.to_builtins(report.turns),
         "states": _states(report),
     }
+
+
+def held_out(run: Path, version: int, config: Config) -> float:
+    """Held-out success of one version's weights at temperature 1."""
+    score = evaluate([f"{run}@{version}"], config, run.parent, EvalSettings()).scores[0]
+    return sum(task.successes for task in score.tasks) / len(score.tasks)
+
+
+def reached_s(curve: Sequence[tuple[float, float]]) -> float | None:
+    """Seconds until the line through the points of (seconds, success) first comes to `REACHED`."""
+    for (before_s, low), (after_s, high) in itertools.pairwise(curve):
+        if low < REACHED <= high:
+            return before_s + (after_s - before_s) * (REACHED - low) / (high - low)
+    return None
 
 
 def _states(report: RunReport) -> dict[str, dict[str, float]]:
@@ -173,45 +209,54 @@ def row(found: dict[str, Any]) -> Sequence[str]:
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.0f}%"
 
-    before, after = found["held_out"]
     return (
         found["load"],
-        found["mode"],
-        f"{percent(before)} to {percent(after)}",
-        f"{found['wall_s']:.1f} s",
+        found["rule"],
+        str(found["seed"]),
         f"{found['groups_per_s']:.1f}",
         percent(found["fluid_fraction"]),
         f"{found['information_per_h']:.0f}",
         f"{found['mean_lag']:.2f}, {found['largest_lag']}",
+        percent(found["kept"]),
         "-" if found["standstill_share"] is None else f"{100 * found['standstill_share']:.1f}%",
         percent(found["trainer_idle"]),
+        "-" if found["reached_s"] is None else f"{found['reached_s']:.1f} s",
     )
+
+
+def print_row(texts: Sequence[str]) -> None:
+    """One line of the table."""
+    print("  ".join(text.rjust(width) for text, width in zip(texts, WIDTHS, strict=True)), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=6)
-    parser.add_argument("--latency", type=float, default=0.2, help="seconds that every tool call waits")
-    parser.add_argument("--mode", action="append", choices=sorted(MODES), help="only these modes")
+    parser.add_argument("--updates", type=int, default=8)
+    parser.add_argument("--latency", type=float, default=0.5, help="seconds that every tool call waits")
+    parser.add_argument("--seed", type=int, action="append", help="seeds of the runs, one after the other (default: 7)")
+    parser.add_argument("--rule", action="append", choices=sorted(RULES), help="only these rules")
     parser.add_argument("--load", action="append", choices=sorted(LOADS), help="only these loads")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", help="such as schedule.batch_groups=8")
     arguments = parser.parse_args()
     episode_bytes = waiting_bytes()
     print(f"a waiting episode: {episode_bytes / 1024:.1f} KiB in the control plane", flush=True)
-    widths = (10, 15, 12, 9, 8, 12, 7, 8, 10, 5)
-    print("  ".join(text.rjust(width) for text, width in zip(HEADINGS, widths, strict=True)), flush=True)
+    print_row(HEADINGS)
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for load in arguments.load or LOADS:
-            for mode in arguments.mode or MODES:
-                cells.append(cell(load, mode, Path(folder) / f"{load} {mode}", arguments))
-                print(
-                    "  ".join(text.rjust(width) for text, width in zip(row(cells[-1]), widths, strict=True)), flush=True
-                )
-    if arguments.json:
-        results = {"command": " ".join(sys.argv), "waiting_episode_bytes": episode_bytes, "cells": cells}
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        for load, seed, rule in itertools.product(
+            arguments.load or LOADS, arguments.seed or [7], arguments.rule or RULES
+        ):
+            found = cell(load, rule, seed, folder=Path(folder) / f"{load} {rule} {seed}", arguments=arguments)
+            cells.append(found)
+            print_row(row(found))
+            print(
+                "    " + "  ".join(f"{100 * success:.0f}% at {at_s:.1f} s" for at_s, success in found["curve"]),
+                flush=True,
+            )
+            if arguments.json:
+                results = {"command": " ".join(sys.argv), "waiting_episode_bytes": episode_bytes, "cells": cells}
+                arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

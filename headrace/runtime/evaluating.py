@@ -127,14 +127,14 @@ class EvalReport:
     comparison: PairedComparison | None
 
 
-def evaluate(models: Sequence[str], tasks: str, runs: Path, settings: EvalSettings) -> EvalReport:
-    """One or two models on the tasks of a TOML file or of a run.
+def evaluate(models: Sequence[str], tasks: str | Config, runs: Path, settings: EvalSettings) -> EvalReport:
+    """One or two models on the tasks of a TOML file, of a run, or of a configuration that is there already.
 
     Raises:
         ConfigError: when a model or the tasks are not there, or a value is out of bounds.
     """
     settings.check()
-    config = _config_of(tasks, runs)
+    config = tasks if isinstance(tasks, Config) else _config_of(tasks, runs)
     with tempfile.TemporaryDirectory(prefix="headrace-eval-") as scratch:
         opened = [open_model(name, runs, Path(scratch)) for name in models]
         scores = tuple(asyncio.run(_score(model, config, settings)) for model in opened)
