@@ -15,25 +15,25 @@ import dataclasses
 from collections.abc import Callable
 
 from headrace.config import TimeoutSection
-from headrace.control.acting import ActionRunner, UnknownEffect, stored_receipt
+from headrace.control.acting import ActionRunner, UnknownEffect
+from headrace.control.generating import TurnGenerator
+from headrace.control.opening import EnvironmentOpener, RunInterrupted
 from headrace.control.past import AttemptPast
 from headrace.control.recorder import OwnerPen, Recorder, WorkerClock
 from headrace.control.sealing import EpisodeTrace, Sealed, Sealer
-from headrace.errors import BoundaryError, EnvironmentFault, InferenceError, IntegrityError, Outcome
-from headrace.ports import UNKNOWN_INCARNATION, Environment, Handle, Harness, Inference, ObservedTokens, TurnTiming
+from headrace.errors import BoundaryError, InferenceError, IntegrityError, Outcome
+from headrace.ports import Environment, Harness, Inference, ObservedTokens
 from headrace.records.action import Action, EffectClass
 from headrace.records.arrays import IntArray, as_int32
 from headrace.records.checkpoint import InFlight
-from headrace.records.execution import EnvironmentRestored, EpisodeClaimed, Lease, Receipt
+from headrace.records.execution import EpisodeClaimed, Lease, Receipt
 from headrace.records.harness import ParsedTurn, ParseStatus
 from headrace.records.ids import ActionId, Address, EpisodeId, GroupId, PolicyId
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of
-from headrace.records.run import AnswerRefused
 from headrace.records.segment import (
     FinishReason,
     GenerateRequest,
-    Origin,
     Sampling,
     TokenSegment,
     TurnGenerated,
@@ -46,8 +46,6 @@ from headrace.records.trajectory import ActionOutcome, EpisodeStarted
 
 _NO_PAST = AttemptPast(EpisodeId(GroupId("", 0), 0, 0))
 """What every new attempt has behind it: one record for all of them, which nobody writes to."""
-_AGAIN_S = 0.5
-"""Seconds after which a lost turn is asked for again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,12 +97,6 @@ class EpisodeSettings:
     policy_id: PolicyId
     timeouts: TimeoutSection
     has_wall_limit: bool
-
-
-class RunInterrupted(BoundaryError):
-    """The process that ran the attempt ended, and what its environment held ended with it."""
-
-    boundary = "run"
 
 
 class EpisodeDriver:
@@ -170,24 +162,34 @@ class _Attempt:
         self._loop = asyncio.get_running_loop()
         self.past = spec.past or _NO_PAST
         self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock, self.past)
-        can_go_on = ports.environment.effect.is_resumable and spec.in_flight == "resume"
-        self._goes_on = not self.past.started_seq or can_go_on
+        self._opener = EnvironmentOpener(
+            ports.environment,
+            recorder,
+            episode=spec.episode,
+            past=self.past,
+            actions=self._actions,
+            timeout_s=self._timeouts.environment_s,
+            is_resumed=spec.in_flight == "resume",
+        )
         wall_left_s = self._budget.wall_s - self.past.spent_s
         self._wall_deadline_s = self._loop.time() + wall_left_s
-        self._is_wall_over = self._has_wall_limit and wall_left_s <= 0
-        self._is_open = False
-        self._loss = "its environment with it"
-        self._request_id: str | None = None
-        self._interrupt: asyncio.Task[None] | None = None
+        self._generator = TurnGenerator(
+            ports.inference,
+            ports.inference_clock,
+            recorder,
+            episode=spec.episode,
+            timeout_s=self._timeouts.generate_s,
+            is_stopped=self._has_wall_limit and wall_left_s <= 0,
+        )
 
     async def to_terminal(self) -> Terminal:
         """The terminal state; every failure of a boundary becomes one."""
-        timer = self._loop.call_at(self._wall_deadline_s, self._end_wall) if self._has_wall_limit else None
+        timer = self._loop.call_at(self._wall_deadline_s, self._generator.stop) if self._has_wall_limit else None
         actions, environment = self._actions, self._ports.environment
         try:
-            actions.handle = await self._open()
+            await self._opener.open(self._spec.task, self._lease)
             terminal = await self._turns()
-            self._look_ahead("its artifact was taken")
+            self._opener.look_ahead("its artifact was taken")
             self.trace.artifact = await environment.artifact(actions.handle, self._timeouts.environment_s)
         except BoundaryError as fault:
             if self.past.turns and not self.trace.segments:
@@ -199,69 +201,17 @@ class _Attempt:
         finally:
             if timer is not None:
                 timer.cancel()
-            if self._interrupt is not None:
-                await self._interrupt
-            if self._is_open:
-                await environment.close(actions.handle)
+            await self._generator.settle()
+            await self._opener.close()
         if isinstance(terminal, Truncated):
             self.trace.limits_hit.append(terminal.limit)
         return terminal
 
-    async def _open(self) -> Handle:
-        """An environment that stands where the past ends, and knows its receipts; none is opened to look back only."""
-        past, environment, timeout_s = self.past, self._ports.environment, self._timeouts.environment_s
-        if not self._goes_on:
-            return Handle(self._spec.episode, "")
-        try:
-            handle = await environment.open(self._spec.task, self._spec.episode, self._lease, timeout_s)
-        except EnvironmentFault as fault:
-            if fault.outcome is Outcome.LOST:
-                # It may stand although nobody holds its handle; the episode's name is enough to end it.
-                await environment.close(Handle(self._spec.episode, UNKNOWN_INCARNATION))
-            raise
-        self._actions.handle, self._is_open = handle, True
-        if environment.effect is EffectClass.SNAPSHOT:
-            if past.intents and not (handle := await self._restored(handle)):
-                return Handle(self._spec.episode, "")
-            self._actions.handle = handle
-            self._actions.revision = await environment.snapshot(handle, timeout_s)
-        if past.commits:
-            done = [(past.intents[action_id].action, commit) for action_id, commit in past.commits.items()]
-            receipts = [(action, stored_receipt(past, action, self._recorder.read)) for action, _ in done]
-            await environment.adopt(handle, receipts, timeout_s)
-        return handle
-
     async def _look_back(self) -> None:
         """Takes what the journal holds of an attempt into the trace, where no environment could be opened to go on."""
-        self._goes_on = False
+        self._opener.only_look_back()
         with contextlib.suppress(RunInterrupted):
             await self._turns()
-
-    async def _restored(self, handle: Handle) -> Handle | None:
-        """The environment at the revision that the past ends with; None, and looking back only, when that is lost."""
-        environment, timeout_s, past = self._ports.environment, self._timeouts.environment_s, self.past
-        pending = [intent for action_id, intent in past.intents.items() if action_id not in past.commits]
-        if pending:
-            revision = pending[-1].revision
-        else:
-            last = past.intents[next(reversed(past.commits))].action
-            revision = stored_receipt(past, last, self._recorder.read).revision
-        try:
-            if revision is not None:
-                handle = await environment.restore(handle, revision, timeout_s)
-                restored = EnvironmentRestored(revision, handle.incarnation, "the process of the attempt ended")
-                self._recorder.record(restored, key=self._name)
-                return handle
-        except EnvironmentFault as fault:
-            self._loss = f"its environment cannot be brought back: {fault}"
-        await environment.close(handle)
-        self._goes_on = self._is_open = False
-        return None
-
-    def _look_ahead(self, what: str | ActionId) -> None:
-        """Raises RunInterrupted where the past of an attempt ends that may not go on."""
-        if not self._goes_on:
-            raise RunInterrupted(f"{self._spec.episode}: its process ended before {what}, and {self._loss}")
 
     async def _turns(self) -> Terminal:
         trace, budget = self.trace, self._budget
@@ -278,7 +228,7 @@ class _Attempt:
             min_version = max([segment.policy.version for segment in segments if segment.policy])
             parsed = self._ports.harness.parse(_joined_ids(segments))
             if parsed.status is ParseStatus.FINAL:
-                self._look_ahead("it was claimed")
+                self._opener.look_ahead("it was claimed")
                 trace.final_text = parsed.text
                 return await self._ports.environment.claim(
                     self._actions.handle, parsed.text, self._timeouts.environment_s
@@ -293,7 +243,7 @@ class _Attempt:
         if (said := self.past.turns.get(step)) is not None:
             self._take_turn(said)
             return said.segments
-        self._look_ahead(f"turn {step}")
+        self._opener.look_ahead(f"turn {step}")
         request = GenerateRequest(
             request_id=f"{self._name}/{step}",
             prefix=tuple(self.trace.segments),
@@ -306,43 +256,10 @@ class _Attempt:
             affinity=self._group,
             seed_key=stream_key_bytes(self._spec.seed, "sample", self._name, step),
         )
-        try:
-            turn = await self._sample(request, step)
-        except InferenceError as lost:
-            if lost.outcome is not Outcome.LOST or self._is_wall_over:
-                raise
-            # A turn is a function of its request, so asking again gives what was lost. Where the engine itself is gone the
-            # run ends first, and its next process asks.
-            await asyncio.sleep(_AGAIN_S)
-            turn = await self._sample(request, step)
+        turn = await self._generator.turn(request, step)
         self._take_turn(turn)
         self._recorder.record(turn, key=request.request_id)
         return turn.segments
-
-    async def _sample(self, request: GenerateRequest, step: int) -> TurnGenerated:
-        """The turn as the engine delivered it, whole. Raises InferenceError; what came of a part of it is dropped."""
-        segments: list[TokenSegment] = []
-        timing: TurnTiming | None = None
-        self._request_id = request.request_id
-        self._ports.inference_clock.enter()
-        try:
-            async for part in self._ports.inference.generate(request, self._timeouts.generate_s):
-                if isinstance(part, TurnTiming):
-                    timing = part
-                else:
-                    segments.append(_checked(part, request.min_version))
-        finally:
-            self._request_id = None
-            self._ports.inference_clock.leave()
-        if timing is None or not segments or segments[-1].finish is None:
-            raise InferenceError(f"{request.request_id}: the engine ended a turn without a reason", Outcome.LOST)
-        if timing.request_id != request.request_id:
-            problem = f"asked for turn {request.request_id}; the answer is turn {timing.request_id}"
-            self._recorder.record(AnswerRefused("inference", problem), key=request.request_id)
-            raise InferenceError(problem, Outcome.LOST)
-        return TurnGenerated(
-            self._spec.episode, step, tuple(segments), timing.wait_s, timing.generate_s, timing.preemptions
-        )
 
     def _take_turn(self, turn: TurnGenerated) -> None:
         self.trace.extend(turn.segments)
@@ -356,7 +273,7 @@ class _Attempt:
         match last.finish:
             case FinishReason.STOP | None:
                 return None
-            case FinishReason.INTERRUPTED if self._is_wall_over:
+            case FinishReason.INTERRUPTED if self._generator.is_stopped:
                 return Limit.WALL
             case FinishReason.INTERRUPTED:
                 raise InferenceError(f"{self._spec.episode}: the engine gave the turn up", Outcome.LOST)
@@ -378,7 +295,7 @@ class _Attempt:
             if is_over and not is_committed:
                 break
             if not is_committed:
-                self._look_ahead(action.id)
+                self._opener.look_ahead(action.id)
             begin_s = self._loop.time()
             receipt, commit = await self._actions.run(action, self._lease, self._tool_timeout_s())
             trace.tool_s += receipt.metering.wall_s if is_committed else self._loop.time() - begin_s
@@ -458,39 +375,7 @@ class _Attempt:
             return None
         if self.trace.metering.cpu_s > self._budget.environment_cpu_s:
             return Limit.ENVIRONMENT_CPU
-        return Limit.WALL if self._is_wall_over else None
-
-    def _end_wall(self) -> None:
-        """The wall limit passed: a running generation is interrupted and keeps its tokens."""
-        self._is_wall_over = True
-        if self._request_id is not None:
-            self._interrupt = asyncio.create_task(
-                self._stop_generating(self._request_id), name=f"wall/{self._request_id}"
-            )
-
-    async def _stop_generating(self, request_id: str) -> None:
-        try:
-            await self._ports.inference.interrupt([request_id], self._timeouts.generate_s)
-        except InferenceError:
-            # The generation itself reports the engine's failure; this call only asked it to end sooner.
-            return
-
-
-def _checked(segment: TokenSegment, min_version: int) -> TokenSegment:
-    """The segment, if the engine kept the laws of its port.
-
-    Raises:
-        InferenceError: on log-probs that are no log-probs, a wrong origin, or a version older than was asked for.
-    """
-    try:
-        segment.check()
-    except IntegrityError as error:
-        raise InferenceError(f"the engine delivered a segment that cannot be stored: {error}", Outcome.LOST) from error
-    if segment.origin is not Origin.POLICY or segment.policy is None:
-        raise InferenceError(f"the engine delivered a segment of origin {segment.origin.value}", Outcome.LOST)
-    if segment.policy.version < min_version:
-        raise InferenceError(f"the engine sampled with {segment.policy}, older than {min_version}", Outcome.LOST)
-    return segment
+        return Limit.WALL if self._generator.is_stopped else None
 
 
 def _joined_ids(segments: tuple[TokenSegment, ...]) -> IntArray:

@@ -14,8 +14,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from headrace.control.breaking import Breakers
-from headrace.control.episode import EpisodeDriver, EpisodeSpec, RunInterrupted
+from headrace.control.episode import EpisodeDriver, EpisodeSpec
 from headrace.control.grading import Grading
+from headrace.control.opening import RunInterrupted
 from headrace.control.past import AttemptPast
 from headrace.control.sealing import Sealed
 from headrace.ports import Leases
