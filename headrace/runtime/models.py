@@ -17,6 +17,7 @@ from headrace.records.run import RunStarted
 from headrace.records.update import WeightsCommitted
 from headrace.runtime.folders import BLOBS, find_run
 from headrace.store.blobs import FileBlobs
+from headrace.store.kept import ranges
 from headrace.store.reader import JournalReader, open_reader
 
 MODEL_FILES = (
@@ -105,13 +106,16 @@ def _of_run(run: Path, version: int | None) -> Model:
         }
     chosen = max(committed, default=None) if version is None else version
     if chosen is None or chosen not in committed:
-        raise ConfigError(f"{run} has no version {version}; it has {_ranges(sorted(committed))}")
+        raise ConfigError(f"{run} has no version {version}; it has {ranges(committed)}")
     found = committed[chosen]
     blobs = run / BLOBS
     try:
         FileBlobs(blobs).path(found.weights)
     except KeyError as error:
-        raise ConfigError(f"{run}: the weights of version {chosen} are gone, {blobs} lacks {found.weights}") from error
+        raise ConfigError(
+            f"{run}: the weights of version {chosen} are gone, {blobs} lacks {found.weights}; `headrace verify` names those "
+            "of which versions are, checkpoint.keep_every keeps some for good"
+        ) from error
     policy = PolicyVersion(found.policy.policy_id, chosen, found.weights)
     return Model(f"{run.name}@{chosen}", policy, run, blobs)
 
@@ -122,9 +126,3 @@ def _of_folder(folder: Path, scratch: Path) -> Model:
 
     weights: Address = FileBlobs(scratch).put(weights_bytes(Policy.load(folder).model))
     return Model(str(folder), PolicyVersion(PolicyId("policy"), 0, weights), folder, scratch)
-
-
-def _ranges(versions: list[int]) -> str:
-    if not versions:
-        return "none"
-    return str(versions[0]) if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"

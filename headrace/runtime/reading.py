@@ -16,10 +16,12 @@ from headrace.reporting.report import report_run
 from headrace.reporting.terminal import print_report
 from headrace.runtime.judging import judge_transcripts
 from headrace.store.inspect import inspect_episode
+from headrace.store.kept import ranges
 from headrace.store.reader import open_reader
 from headrace.store.verify import verify_run
 
 _WIDTH = 80
+_GONE = {"retention": "as retention has it", "repair": "as a repair has recorded"}
 _ADDRESS = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
@@ -59,6 +61,8 @@ def verify(run: Path) -> tuple[str, bool]:
     with open_reader(run) as reader:
         has_ended = next(reader.events_of_kind("run_ended"), None) is not None
     lines = [f"run {run}", *_counted(report.counts), *_item("harness", judged), f"head     {report.head}"]
+    for cause, versions in report.absent.items():
+        lines += _item("weights", f"of versions {ranges(versions)} are gone, {_GONE[cause]}")
     if not has_ended:
         lines += _item("end", "none is recorded: the run goes on, or it was cut off and may be resumed")
     lines += [f"PROBLEM  {shortened(problem)}" for problem in problems]

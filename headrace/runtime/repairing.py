@@ -22,6 +22,7 @@ from headrace.runtime.folders import BLOBS
 from headrace.store.blobs import FileBlobs
 from headrace.store.disk import Disk
 from headrace.store.group_commit import InlineCommit
+from headrace.store.kept import KeptWeights
 from headrace.store.reader import JournalReader, open_reader
 from headrace.store.rebuild import STAGING, fold_old_log, take_place, write_journal
 from headrace.store.salvage import Break, Finding, SalvagedEvents, SalvagedRows
@@ -121,17 +122,18 @@ def _diagnose(reader: JournalReader, folder: Path, *, may_truncate: bool) -> _Di
     until, reason = None, ""
     while True:
         events = SalvagedEvents(reader, until)
-        assessor = LossAssessor()
+        assessor, kept = LossAssessor(), KeptWeights(reader.read)
         epoch = 0
         for event, _ in events:
             assessor.observe(event)
+            kept.observe(event)
             epoch = max(epoch, event.epoch)
         rows = SalvagedRows(reader, events.named)
         plans: dict[Address, BatchPlan] = {}
         for row, _ in rows:
             if row.kind == "plan":
                 plans[Address(row.address)] = msgspec.msgpack.decode(row.data, type=BatchPlan)
-        losses = _losses(assessor, rows, blobs)
+        losses = _losses(assessor, rows, blobs, kept)
         assessment = assessor.assess(losses, plans.__getitem__, blobs.is_loadable)
         cut = _earlier(events.break_, assessment)
         if cut is None or not may_truncate:
@@ -183,7 +185,7 @@ class _BlobState:
         return [Finding(f"blob {address}", wrong, "quarantined") for address, wrong in self.damaged.items()]
 
 
-def _losses(assessor: LossAssessor, rows: SalvagedRows, blobs: _BlobState) -> dict[Address, Loss]:
+def _losses(assessor: LossAssessor, rows: SalvagedRows, blobs: _BlobState, kept: KeptWeights) -> dict[Address, Loss]:
     past = assessor.past
     losses = {
         address: Loss(kind, rows.broken.get(address, "is missing"), rows.parents.get(address))
@@ -192,9 +194,10 @@ def _losses(assessor: LossAssessor, rows: SalvagedRows, blobs: _BlobState) -> di
     }
     for address, wrong in blobs.damaged.items():
         losses[address] = Loss("blob", wrong, rows.parents.get(address))
-    newest = past.weights.get(past.version)
-    if newest is not None and blobs.is_lost(newest) and newest not in past.lost:
-        losses.setdefault(newest, Loss("blob", "is missing"))
+    let_go = kept.let_go()
+    for version, weights in kept.committed.items():
+        if version not in let_go and blobs.is_lost(weights) and weights not in past.lost:
+            losses.setdefault(weights, Loss("blob", "is missing"))
     return losses
 
 

@@ -21,10 +21,10 @@ from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of, canonical_bytes, check_address
 from headrace.records.run import RunStarted
 from headrace.records.trajectory import Transcript
-from headrace.records.update import WeightsCommitted
 from headrace.records.verdict import Verdict
 from headrace.store.blobs import FileBlobs
 from headrace.store.group_commit import GENESIS, chain
+from headrace.store.kept import KeptWeights, ranges
 from headrace.store.reader import JournalReader, StoredEvent, StoredRow, decode_event, open_reader
 from headrace.store.references import decode_row, named_by_event, named_by_row
 
@@ -58,15 +58,16 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
     Attributes:
         problems: empty when the run is sound; cut after a thousand.
-        counts: what was looked at: `events`, `rows`, `rows.transcript`, `blobs`, `laws`, …; `weights_absent` counts
-            committed versions older than the newest whose file is no longer kept, `quarantined` addresses that are named and
-            were set aside by a repair.
+        counts: what was looked at: `events`, `rows`, `rows.transcript`, `blobs`, `laws`, …; `quarantined` counts addresses
+            that are named and were set aside by a repair.
         head: hash chain over all stored events.
+        absent: committed versions whose weights are not there, by why that is no problem: `retention` or `repair`.
     """
 
     problems: tuple[Problem, ...]
     counts: dict[str, int]
     head: str
+    absent: dict[str, tuple[int, ...]]
 
     @property
     def is_sound(self) -> bool:
@@ -80,14 +81,14 @@ def verify_run(folder: Path) -> VerifyReport:
     Raises:
         StoreError: when there is no journal to verify.
     """
-    verification = _Verification(folder)
     with open_reader(folder) as reader:
+        verification = _Verification(folder, reader)
         verification.run(reader)
-    return verification.report()
+        return verification.report()
 
 
 class _Verification:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, reader: JournalReader) -> None:
         self._blobs = FileBlobs(folder / BLOBS_NAME)
         self._problems: list[Problem] = []
         self._counts: Counter[str] = Counter()
@@ -95,9 +96,10 @@ class _Verification:
         self._seq = 0
         self._named: dict[Address, str] = {}
         self._outputs: dict[str, Address] = {}
-        self._committed: list[tuple[str, Address]] = []
         self._config: Address | None = None
         self._lost: set[Address] = set()
+        self._kept = KeptWeights(reader.read)
+        self._absent: dict[str, tuple[int, ...]] = {}
 
     def run(self, reader: JournalReader) -> None:
         for line in reader.damage():
@@ -109,7 +111,8 @@ class _Verification:
         self._attempt("laws", lambda: self._laws(reader))
 
     def report(self) -> VerifyReport:
-        return VerifyReport(tuple(self._problems), dict(sorted(self._counts.items())), self._head.hex())
+        counts = dict(sorted(self._counts.items()))
+        return VerifyReport(tuple(self._problems), counts, self._head.hex(), self._absent)
 
     def _object(self, where: str, message: str) -> None:
         if len(self._problems) < _MAX_PROBLEMS:
@@ -165,11 +168,10 @@ class _Verification:
     def _collect(self, event: Event) -> None:
         """Notes what the event names, to be looked up once the rows are known."""
         payload = event.payload
+        self._kept.observe(event)
         self._counts[f"events.{kind_of(payload)}"] += 1
         if isinstance(payload, RunStarted):
             self._config = payload.config
-        if isinstance(payload, WeightsCommitted):
-            self._committed.append((f"event {event.seq}, weights of {payload.policy}", payload.weights))
         if isinstance(payload, RecordQuarantined):
             self._lost.add(payload.address)
         if isinstance(payload, ActionObserved):
@@ -220,7 +222,7 @@ class _Verification:
                 self._object(namer, f"names {address}, which is neither a row nor a blob")
 
     def _files(self) -> None:
-        """Every blob against its name; the newest weights must be there, older ones may have been collected."""
+        """Every blob against its name, and every version's weights against the retention rule."""
         damaged: set[Address] = set()
         for address in self._blobs.addresses():
             self._counts["blobs"] += 1
@@ -229,12 +231,19 @@ class _Verification:
             except (IntegrityError, OSError) as error:
                 damaged.add(address)
                 self._object(f"blob {address}", str(error))
-        newest = self._committed[-1][1] if self._committed else None
-        for where, weights in self._committed:
-            if not self._has_blob(weights):
-                self._counts["weights_absent"] += 1
-                if weights == newest and self._is_stored() and weights not in self._lost:
-                    self._object(where, f"the newest committed weights {weights} are not in {self._blobs.root}")
+        if not self._blobs.root.is_dir():
+            return  # a simulated run has weights in name only
+        committed, let_go = self._kept.committed, self._kept.let_go()
+        absent = {version for version, weights in committed.items() if not self._has_blob(weights)}
+        aside = {version for version in absent if committed[version] in self._lost}
+        by_cause = {"retention": absent & let_go - aside, "repair": aside}
+        self._absent = {cause: tuple(sorted(versions)) for cause, versions in by_cause.items() if versions}
+        if missing := absent - let_go - aside:
+            self._object(
+                f"weights of versions {ranges(missing)}",
+                f"not in {self._blobs.root}, although retention keeps them and the newest version is {max(committed)}; "
+                "`headrace repair` records the loss, and the run goes on from what is left",
+            )
 
     def _has_blob(self, address: Address) -> bool:
         try:
@@ -244,10 +253,6 @@ class _Verification:
         except IntegrityError:
             return True  # named where files are looked at
         return True
-
-    def _is_stored(self) -> bool:
-        """Whether the run keeps blobs at all; a simulated one has weights in name only."""
-        return self._blobs.root.is_dir()
 
     def _laws(self, reader: JournalReader) -> None:
         checker = LawChecker(self._bounds(reader), reader.read, self._lost)

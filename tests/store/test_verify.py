@@ -28,10 +28,13 @@ from headrace.checkers import LawChecker
 from headrace.errors import StoreError
 from headrace.ports import Row
 from headrace.records.batch import BatchPlanned, GroupRejected
+from headrace.records.checkpoint import CheckpointWritten, Manifest
+from headrace.records.ids import LeaseToken, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.trajectory import Transcript, TranscriptSealed
 from headrace.records.update import WeightsCommitted
 from headrace.records.verdict import Verdict, VerdictDisputed, VerdictSealed
+from headrace.runtime.repairing import repair_run
 from headrace.store import FileBlobs, InlineCommit, SqliteJournal, UnsyncedDisk, VerifyReport, open_reader, verify_run
 from headrace.store.schema import FILE_NAME
 from headrace.store.verify import BLOBS_NAME
@@ -81,7 +84,7 @@ def test_a_sound_run_verifies_and_says_what_was_looked_at(sound: Path) -> None:
     assert report.counts["rows.plan"] == 2
     assert report.counts["blobs"] == 3
     assert report.counts["laws"] == len(LawChecker.laws)
-    assert "weights_absent" not in report.counts
+    assert report.absent == {}
 
 
 def test_a_folder_without_a_journal_is_an_error(tmp_path: Path) -> None:
@@ -181,14 +184,31 @@ def test_a_damaged_blob_and_lost_weights_are_named(copy: Path) -> None:
     blobs.path(newest).write_bytes(data)
     assert only(verify_run(copy)).startswith(f"blob {newest}: ")
     blobs.path(newest).unlink()
-    assert "the newest committed weights" in only(verify_run(copy))
+    assert only(verify_run(copy)).startswith("weights of versions 2: not in ")
 
 
-def test_older_weights_may_have_been_collected_and_are_counted(copy: Path) -> None:
-    FileBlobs(copy / BLOBS_NAME).path(address_of(b"weights 0" * 50)).unlink()
-    report = verify_run(copy)
-    assert report.is_sound
-    assert report.counts["weights_absent"] == 1
+def remove_weights(folder: Path, *versions: int) -> None:
+    for version in versions:
+        FileBlobs(folder / BLOBS_NAME).path(address_of(f"weights {version}".encode() * 50)).unlink()
+
+
+def with_a_checkpoint_of_version_2(steps: list[Step]) -> list[Step]:
+    manifest = Manifest(PolicyId("policy"), 2, address_of(b"weights 2" * 50), {}, 1, "constant", address_of(b"a"))
+    written = CheckpointWritten(2, manifest, 0, 0, 0, 0, (), 0, LeaseToken(0), "resume", 0.0, 0.0)
+    return [*steps[:-1], Step(written, "2"), steps[-1]]
+
+
+def test_versions_whose_weights_are_gone_are_named_with_the_reason(tmp_path: Path) -> None:
+    folder = store(tmp_path / "run", with_a_checkpoint_of_version_2)
+    remove_weights(folder, 1)
+    report = verify_run(folder)
+    assert (report.problems, report.absent) == ((), {"retention": (1,)})
+    remove_weights(folder, 0)
+    assert only(verify_run(folder)).startswith("weights of versions 0: not in ")
+    repair_run(folder)
+    report = verify_run(folder)
+    assert (report.problems, report.absent) == ((), {"retention": (1,), "repair": (0,)})
+    assert not repair_run(folder).has_damage
 
 
 def test_what_a_crash_left_beside_the_blobs_is_no_problem(copy: Path) -> None:
