@@ -30,9 +30,10 @@ from headrace.training.divergence import penalties
 from headrace.training.metrics import TokenValues, row_scores, row_updates, update_metrics
 from headrace.training.objective import Objective, Signal, signal_of
 from headrace.training.options import TrainerOptions
-from headrace.training.packing import PackedBatch, pack, read_transcripts
+from headrace.training.packing import PackedBatch, pack, read_transcripts, step_rows
 from headrace.training.policy import Policy, micro_batches
 from headrace.training.rates import rate_factors
+from headrace.training.scored import ScoredRows
 from headrace.training.snapshot import Snapshot
 from headrace.training.state import Files, StoredState
 from headrace.training.weights import weights_bytes
@@ -109,7 +110,7 @@ class TrainerCore:
         )
         self._algorithm_version = address_of(canonical_bytes(algorithm))
         self._canary = Canary(self._policy)
-        self._scored: dict[tuple[Address, int], TokenValues] = {}
+        self._scored = ScoredRows()
 
     @property
     def copies(self) -> dict[str, int]:
@@ -132,7 +133,7 @@ class TrainerCore:
             raise _rejected(f"score at version {version}; the trainer holds {self.version}")
         packed = self._packed(rows)
         values = self._evaluate(self._policy, packed, range(len(rows)))
-        self._remember(packed, values)
+        self._scored.remember(packed, values)
         # Under a critic penalties enter the return of each token, and must not be taken off the outcome as well.
         has_penalty = self._algorithm.kl.place == "reward" and self._critic is None
         penalties_N = self._penalties(packed, values) if has_penalty else None
@@ -212,7 +213,8 @@ class TrainerCore:
         if (manifest.policy_id, manifest.scheduler, manifest.algorithm) != ours:
             raise _rejected(f"checkpoint of version {manifest.version} is of another policy, schedule or algorithm")
         self._state.load(manifest)
-        self.version, self._scored, self._canary = manifest.version, {}, Canary(self._policy)
+        self.version, self._canary = manifest.version, Canary(self._policy)
+        self._scored.forget()
 
     def replay(self, plan: BatchPlan, weights: Address) -> bool:
         """Computes a plan again; whether it gave exactly the recorded weights, which this trainer holds in any case.
@@ -293,7 +295,7 @@ class TrainerCore:
         """(values of all rows, each before its own step, learning rate); the version is the next one."""
         learning_rate = self._algorithm.learning_rate * self._rate(self.version + 1)
         is_still = self._critic is not None and self.version < self._algorithm.critic.warmup_updates
-        parts = _parts(packed, self._algorithm.steps)
+        parts = step_rows(packed, self._algorithm.steps)
         values = TokenValues.empty(len(packed.ids_N))
         losses: list[float] = []
         norms: list[float] = []
@@ -312,11 +314,11 @@ class TrainerCore:
         if self._critic is not None:
             self._critic.step()
         metrics |= {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "optimizer_steps": float(len(parts))}
-        floor = self._noise(packed, values, parts[0])
+        floor = self._scored.noise(packed, values, parts[0])
         if floor is not None:
             metrics["mismatch_floor"] = floor
         self.version += 1
-        self._scored = {}
+        self._scored.forget()
         return values, 0.0 if is_still else learning_rate
 
     def _gradient(
@@ -351,18 +353,6 @@ class TrainerCore:
             raise _rejected(f"the gradient norm is {norm}; nothing was changed")
         return norm
 
-    def _noise(self, packed: PackedBatch, values: TokenValues, in_step_B: npt.NDArray[np.bool_]) -> float | None:
-        """Largest difference between two computations of the same log-probs by the same weights; None without a second."""
-        largest = None
-        for row in np.flatnonzero(in_step_B).tolist():
-            known = self._scored.get((packed.transcripts[row], packed.paths[row]))
-            start, stop = packed.cu_seqlens[row : row + 2].tolist()
-            mask_n = packed.action_mask_N[start:stop]
-            if known is not None and mask_n.any():
-                gap = float(np.abs(known.logprobs_N[mask_n] - values.logprobs_N[start:stop][mask_n]).max())
-                largest = max(gap, largest or 0.0)
-        return largest
-
     def _evaluate(self, policy: Policy, packed: PackedBatch, rows: Sequence[int]) -> TokenValues:
         """Log-probs and entropies of the rows' trained tokens, without gradient; NaN at all other tokens."""
         values = TokenValues.empty(len(packed.ids_N))
@@ -383,33 +373,14 @@ class TrainerCore:
         reference_N = self._reference_logprobs(packed)
         return None if reference_N is None else penalties(self._algorithm.kl, values.logprobs_N, reference_N)
 
-    def _remember(self, packed: PackedBatch, values: TokenValues) -> None:
-        """Keeps what `score` found until the next step: the same weights need not score the same row twice."""
-        bounds = packed.cu_seqlens.tolist()
-        self._scored = {
-            (packed.transcripts[row], packed.paths[row]): values.slice(bounds[row], bounds[row + 1])
-            for row in range(len(packed.transcripts))
-        }
-
     def _known_values(self, packed: PackedBatch, rows: Sequence[int], *, use_cache: bool = True) -> TokenValues:
         """Values of the rows, from the last `score` under these weights where it had them; NaN elsewhere."""
-        known = (
-            {row: self._scored.get((packed.transcripts[row], packed.paths[row])) for row in rows} if use_cache else {}
-        )
+        known = {row: self._scored.of(packed, row) for row in rows} if use_cache else {}
         values = self._evaluate(self._policy, packed, [row for row in rows if known.get(row) is None])
         for row, found in known.items():
             if found is not None:
                 values.put(int(packed.cu_seqlens[row]), found)
         return values
-
-
-def _parts(packed: PackedBatch, steps: int) -> list[npt.NDArray[np.bool_]]:
-    """Rows of each step: whole groups in order, in as equal shares as they allow; steps without a trained token are none."""
-    names = list(dict.fromkeys(packed.groups))
-    share_of = {name: index * min(steps, len(names)) // len(names) for index, name in enumerate(names)}
-    shares_B = np.array([share_of[group] for group in packed.groups])
-    parts = [shares_B == share for share in range(min(steps, len(names)))]
-    return [part_B for part_B in parts if packed.action_tokens_B[part_B].any()]
 
 
 def _rejected(message: str) -> TrainerError:

@@ -315,3 +315,12 @@ def _nan_bytes(size: int) -> bytes | memoryview:
     if size <= len(_NAN_BYTES):
         return _NAN_BYTES[:size]
     return np.full(size // 4, np.nan, dtype="<f4").tobytes()
+
+
+def step_rows(packed: PackedBatch, steps: int) -> list[BoolArray]:
+    """Rows of each step: whole groups in order, in as equal shares as they allow; steps without a trained token are none."""
+    names = list(dict.fromkeys(packed.groups))
+    share_of = {name: index * min(steps, len(names)) // len(names) for index, name in enumerate(names)}
+    shares_B = np.array([share_of[group] for group in packed.groups])
+    parts = [shares_B == share for share in range(min(steps, len(names)))]
+    return [part_B for part_B in parts if packed.action_tokens_B[part_B].any()]
