@@ -5,6 +5,7 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), 
 """
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -23,6 +24,13 @@ def stream_key_bytes(seed: int, *names: str | int) -> bytes:
 def stream(seed: int, *names: str | int) -> np.random.Generator:
     """Generator at the start of the named stream."""
     return np.random.Generator(np.random.Philox(key=stream_key(seed, *names)))
+
+
+def uniforms(seed: int, *names: str | int) -> Iterator[float]:
+    """Uniform numbers in [0, 1) of the named stream, without end, fetched in blocks."""
+    generator = stream(seed, *names)
+    while True:
+        yield from generator.random(1024).tolist()
 
 
 def keyed_stream(key: int, position: int = 0) -> np.random.Generator:

@@ -25,10 +25,10 @@ import sys
 import threading
 import weakref
 from asyncio import events
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, NoReturn, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
 
-from headrace.records.streams import stream
+from headrace.records.streams import uniforms
 from headrace.simulation.waiting import (
     Deadlock,
     Livelock,
@@ -37,6 +37,7 @@ from headrace.simulation.waiting import (
     StuckLoop,
     VirtualTask,
     describe_waiting,
+    refusal,
 )
 
 __all__ = ["Deadlock", "Livelock", "OutOfTime", "RealTimeRefused", "StuckLoop", "VirtualLoop", "run_virtual"]
@@ -72,7 +73,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             start_s: time at which it begins; a monotonic clock says nothing about where it starts.
         """
         self.num_callbacks = 0
-        self._draws = None if shuffle_seed is None else _draws(shuffle_seed)
+        self._draws = None if shuffle_seed is None else uniforms(shuffle_seed, "loop", "shuffle")
         self._max_ns = None if max_time_s is None else round(max_time_s * _NS)
         self._max_rounds = max_rounds
         self._now_ns = round(start_s * _NS)
@@ -354,30 +355,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Nothing changes: asyncio's debug mode measures real time."""
 
 
-def _refusal(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: VirtualLoop, *args: object, **options: object) -> NoReturn:
-        raise RealTimeRefused(
-            f"{name} on a virtual loop: threads, sockets, processes and signals run in real time; "
-            "use a simulated worker, or a synchronous core called inline"
-        )
-
-    return refuse
-
-
 for _name in vars(asyncio.AbstractEventLoop):
     if not _name.startswith("__") and _name not in vars(VirtualLoop):
-        setattr(VirtualLoop, _name, _refusal(_name))
+        setattr(VirtualLoop, _name, refusal(_name))
 
 
 def _stop_loop(awaited: "asyncio.Future[Any]") -> None:
     awaited.get_loop().stop()
-
-
-def _draws(seed: int) -> Iterator[float]:
-    """Uniform numbers in [0, 1) without end, fetched in blocks."""
-    generator = stream(seed, "loop", "shuffle")
-    while True:
-        yield from generator.random(1024).tolist()
 
 
 def run_virtual(

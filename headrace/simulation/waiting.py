@@ -1,13 +1,13 @@
 """Who waits for what: the description of a virtual loop in which nothing can happen any more.
 
-Pure inspection of tasks and coroutine frames; nothing here changes the loop.
+Pure inspection of tasks and coroutine frames, and the errors that a loop stops with; nothing here changes the loop.
 """
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace.errors import HeadraceError
 
@@ -69,6 +69,18 @@ class OutOfTime(StuckLoop):
 
 class RealTimeRefused(HeadraceError):
     """Something asked the virtual loop for a thread, a socket, a process or a signal."""
+
+
+def refusal(name: str) -> Callable[..., NoReturn]:
+    """A method that refuses to do what the name says."""
+
+    def refuse(self: asyncio.AbstractEventLoop, *args: object, **options: object) -> NoReturn:
+        raise RealTimeRefused(
+            f"{name} on a virtual loop: threads, sockets, processes and signals run in real time; "
+            "use a simulated worker, or a synchronous core called inline"
+        )
+
+    return refuse
 
 
 class VirtualTask(asyncio.Task[Any]):
