@@ -3,26 +3,11 @@
 Invariant: synchronous and without I/O; the first figure out of its bound, in a fixed order, is the one named.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 from headrace.records.checkpoint import GuardState
+from headrace.records.gate import Breach
 from headrace.records.learning.guard import Guard
-
-
-@dataclasses.dataclass(frozen=True)
-class Alarm:
-    """A figure out of its bound.
-
-    Attributes:
-        figure: its name.
-        value: what it was.
-        bound: what is allowed.
-    """
-
-    figure: str
-    value: float
-    bound: float
 
 
 class CollapseGuard:
@@ -43,7 +28,7 @@ class CollapseGuard:
         """Takes over what an earlier process of the run remembered."""
         self.state = state
 
-    def judge(self, metrics: Mapping[str, float], step_kl: float | None) -> Alarm | None:
+    def judge(self, metrics: Mapping[str, float], step_kl: float | None) -> Breach | None:
         """The alarm of an update, if any.
 
         Args:
@@ -52,12 +37,12 @@ class CollapseGuard:
         """
         guard, kl, entropy = self._guard, metrics.get("kl", 0.0), metrics.get("entropy")
         if guard.max_step_kl > 0 and step_kl is not None and step_kl > guard.max_step_kl:
-            return Alarm("step KL", step_kl, guard.max_step_kl)
+            return Breach("step KL", step_kl, guard.max_step_kl)
         if guard.max_kl > 0 and kl > guard.max_kl:
-            return Alarm("KL(behaviour, policy)", kl, guard.max_kl)
+            return Breach("KL(behaviour, policy)", kl, guard.max_kl)
         if entropy is None:
             return None
         if self.state.first_entropy is None:
             self.state = GuardState(entropy)
         bound = guard.min_entropy_share * (self.state.first_entropy or 0.0)
-        return Alarm("entropy", entropy, bound) if entropy < bound else None
+        return Breach("entropy", entropy, bound) if entropy < bound else None

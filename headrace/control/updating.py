@@ -20,7 +20,7 @@ from headrace.config import AlgorithmSection
 from headrace.control.checkpointing import Checkpointer
 from headrace.control.collecting import Collector
 from headrace.control.context import RunContext
-from headrace.control.guarding import Alarm, CollapseGuard
+from headrace.control.guarding import CollapseGuard
 from headrace.control.judging import BatchJudge
 from headrace.control.past import RunPast, UpdatePast
 from headrace.control.publishing import Publisher
@@ -32,6 +32,7 @@ from headrace.control.source import SourceLoop
 from headrace.errors import InvariantViolated
 from headrace.ports import Trainer
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchRow
+from headrace.records.gate import Breach
 from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import address_of, canonical_bytes
 from headrace.records.streams import stream_key_bytes
@@ -124,7 +125,7 @@ class UpdateLoop:
         await self._checkpointer.settle()
         return "completed"
 
-    async def _update(self, update: int, batch: Batch) -> Alarm | None:
+    async def _update(self, update: int, batch: Batch) -> Breach | None:
         """The alarm that kept the new version from being served, if any."""
         recorder = self._recorder
         await self._checkpointer.settle()
@@ -159,8 +160,8 @@ class UpdateLoop:
         await self._trainer.replay(plan, past.result.weights, self._settings.timeout_s)
         return past.result
 
-    async def _publish(self, result: UpdateResult, completed: int) -> Alarm | None:
-        alarms: list[Alarm] = []
+    async def _publish(self, result: UpdateResult, completed: int) -> Breach | None:
+        alarms: list[Breach] = []
 
         def is_sound(step_kl: float | None) -> bool:
             alarm = self._guard.judge(result.metrics, step_kl)

@@ -10,10 +10,12 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from headrace.errors import EnvironmentFault, EnvironmentFenced, Outcome
 from headrace.ports import UNKNOWN_INCARNATION, Handle
 from headrace.records.action import Action, EffectClass
-from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease, Receipt
+from headrace.records.execution import ExecutionStatus, IncarnationLost, Lease, Metering, Receipt
 from headrace.records.harness import ToolSchema
 from headrace.records.ids import ActionId, Address, EpisodeId
 from headrace.records.provenance import address_of
@@ -27,6 +29,36 @@ EMPTY_REVISION = address_of(b"")
 """Revision of an environment that keeps nothing between its actions."""
 
 _CLOSED = "its episode was closed under it"
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a call ended: a receipt without its names.
+
+    Attributes:
+        status: how.
+        output: what the policy sees.
+        output_bytes: true size.
+        metering: what it used.
+    """
+
+    status: ExecutionStatus
+    output: bytes
+    output_bytes: int
+    metering: Metering
+
+    def receipt(self, action: Action, lease: Lease, revision: Address | None = None) -> Receipt:
+        """The receipt of an action that ran under the lease."""
+        return Receipt(
+            action.id,
+            lease.token,
+            action.arguments_hash,
+            self.status,
+            self.output,
+            self.output_bytes,
+            revision=revision,
+            metering=self.metering,
+        )
+
 
 Judge = Callable[[str, bytes | None], Terminal]
 """The claim on a final text, given the output of the episode's last successful call, None when there was none."""

@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from headrace.errors import IntegrityError, StoreError
-from headrace.records.events import Event
+from headrace.records.events import Event, is_once, kind_of
 from headrace.records.ids import Address
 from headrace.records.provenance import check_address
 from headrace.store.schema import FILE_NAME, open_read_only
@@ -58,6 +58,13 @@ class StoredEvent(NamedTuple):
     is_once: int
     data: bytes
     head: bytes
+
+    @classmethod
+    def of(cls, event: Event, data: bytes, head: bytes) -> "StoredEvent":
+        """The line of an event: its columns say what it says."""
+        payload = event.payload
+        once = int(is_once(payload))
+        return cls(event.seq, event.epoch, kind_of(payload), event.key, event.t_ns, event.cause_seq, once, data, head)
 
 
 class StoredRow(NamedTuple):

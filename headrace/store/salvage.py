@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from headrace.errors import IntegrityError, StoreError
-from headrace.records.events import Event, is_once, kind_of
+from headrace.records.events import Event
 from headrace.records.ids import Address
 from headrace.records.provenance import address_of
 from headrace.records.trajectory import Transcript
@@ -123,17 +123,7 @@ class SalvagedEvents:
         if data is None:
             return None
         event = decode_event(stored._replace(data=data), "the journal")
-        return event, StoredEvent(
-            event.seq,
-            event.epoch,
-            kind_of(event.payload),
-            event.key,
-            event.t_ns,
-            event.cause_seq,
-            int(is_once(event.payload)),
-            data,
-            made,
-        )
+        return event, StoredEvent.of(event, data, made)
 
     def _end(self, seq: int, wrong: str) -> None:
         self.break_ = Break(seq, wrong, self._reader.count_kinds(seq))

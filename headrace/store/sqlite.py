@@ -28,7 +28,7 @@ from headrace.store.group_commit import (
     Tail,
     WriterThread,
 )
-from headrace.store.reader import JournalReader
+from headrace.store.reader import JournalReader, StoredEvent
 from headrace.store.schema import CREATE_LATE, FILE_NAME, close_anyway, fold_log, open_read_only, open_writer
 
 LOCK_NAME = "journal.lock"
@@ -167,21 +167,7 @@ class SqliteStorage:
             raise _Fenced(f"epoch {epoch} is fenced: epoch {newest} has taken over {self._path}")
         self._writer.executemany(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                (
-                    event.seq,
-                    event.epoch,
-                    kind_of(event.payload),
-                    event.key,
-                    event.t_ns,
-                    event.cause_seq,
-                    is_once(event.payload),
-                    entry.data,
-                    entry.head,
-                )
-                for entry in entries
-                for event in (entry.event,)
-            ),
+            (StoredEvent.of(entry.event, entry.data, entry.head) for entry in entries),
         )
         rows = [(row.address, row.kind, row.data) for entry in entries for row in entry.rows]
         if rows:

@@ -15,7 +15,7 @@ from headrace.checkers import Bounds, LawChecker, Violation, bounds_of
 from headrace.config import Config
 from headrace.errors import HeadraceError, IntegrityError
 from headrace.records.checkpoint import RecordQuarantined
-from headrace.records.events import Event, is_once, kind_of
+from headrace.records.events import Event, kind_of
 from headrace.records.ids import Address
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import address_of, canonical_bytes, check_address
@@ -150,16 +150,8 @@ class _Verification:
         return stored.head
 
     def _columns(self, stored: StoredEvent, event: Event, where: str) -> None:
-        encoded = (
-            event.seq,
-            event.epoch,
-            event.kind,
-            event.key,
-            event.t_ns,
-            event.cause_seq,
-            int(is_once(event.payload)),
-        )
-        for name, column, value in zip(StoredEvent._fields, stored, encoded, strict=False):
+        encoded = StoredEvent.of(event, stored.data, stored.head)
+        for name, column, value in zip(StoredEvent._fields, stored, encoded, strict=True):
             if column != value:
                 self._object(where, f"column {name} is {column!r}, the event says {value!r}")
         if canonical_bytes(event) != stored.data:

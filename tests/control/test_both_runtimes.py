@@ -1,16 +1,15 @@
 """The same orchestrator on simulated workers and on real child processes, of ours or with vLLM, keeps the same promises."""
 
-import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from control.local_runs import verified_run
 from control.simulated_runs import faultless, run
 from vllm_case import NEEDS_VLLM, VLLM_PYTHON
 
-from headrace.checkers import LawChecker, bounds_of
 from headrace.config import Config, decode_config
 from headrace.records.batch import BatchPlanned, GroupAdmitted
 from headrace.records.evaluation import EvaluationCompleted
@@ -18,10 +17,6 @@ from headrace.records.events import Event
 from headrace.records.run import RunEnded
 from headrace.records.trajectory import TranscriptSealed
 from headrace.records.update import BatchScored, CanaryChecked, WeightsActivated, WeightsCommitted
-from headrace.runtime.local import LocalRun, run_local
-from headrace.runtime.simulated import law_observer
-from headrace.store.reader import open_reader
-from headrace.store.verify import verify_run
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync", "credit_batches": 0},
@@ -61,14 +56,7 @@ def local_config(mode: str, policy: Path, engine: str) -> Config:
 
 def run_locally(mode: str, policy: Path, folder: Path, engine: str) -> Outcome:
     """A run on real children; its stored journal is verified."""
-    config = local_config(mode, policy, engine)
-    folder.mkdir()
-    laws = law_observer(LawChecker(bounds_of(config)))
-    asyncio.run(run_local(LocalRun(config, folder, observers=(laws,))))
-    report = verify_run(folder)
-    assert report.is_sound, report.problems
-    with open_reader(folder) as reader:
-        return Outcome(mode, tuple(reader.events()))
+    return Outcome(mode, verified_run(local_config(mode, policy, engine), folder))
 
 
 def run_simulated(mode: str) -> Outcome:

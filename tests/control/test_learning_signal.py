@@ -6,11 +6,12 @@ import msgspec
 import pytest
 from simulated_runs import config, faultless, kinds, payloads, run
 
-from headrace.control.guarding import Alarm, CollapseGuard
+from headrace.control.guarding import CollapseGuard
 from headrace.control.recovery import recover
 from headrace.errors import ConfigError, HeadraceError
 from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed, GroupRejected
 from headrace.records.checkpoint import CheckpointWritten, GuardState
+from headrace.records.gate import Breach
 from headrace.records.learning.guard import Guard
 from headrace.records.update import (
     BatchScored,
@@ -180,8 +181,8 @@ def test_the_guard_remembers_the_first_entropy():
     guard = CollapseGuard(Guard(max_kl=0.5, max_step_kl=0.0, min_entropy_share=0.1))
     assert guard.judge({"entropy": 2.0, "kl": 0.1}, 9.0) is None
     assert guard.judge({"entropy": 0.3, "kl": 0.1}, None) is None
-    assert guard.judge({"entropy": 0.1, "kl": 0.1}, None) == Alarm("entropy", 0.1, 0.2)
-    assert guard.judge({"entropy": 1.0, "kl": 0.6}, None) == Alarm("KL(behaviour, policy)", 0.6, 0.5)
+    assert guard.judge({"entropy": 0.1, "kl": 0.1}, None) == Breach("entropy", 0.1, 0.2)
+    assert guard.judge({"entropy": 1.0, "kl": 0.6}, None) == Breach("KL(behaviour, policy)", 0.6, 0.5)
     assert guard.judge({}, None) is None
 
 
@@ -196,7 +197,7 @@ def test_the_guard_decides_the_same_after_a_checkpoint():
     begin = next(event for event in written.events if isinstance(event.payload, CheckpointWritten))
     again.recall(recover([begin]).guard)
     later = {"entropy": 0.15}
-    assert guard.judge(later, None) == again.judge(later, None) == Alarm("entropy", 0.15, 0.2)
+    assert guard.judge(later, None) == again.judge(later, None) == Breach("entropy", 0.15, 0.2)
     assert forgetful.judge(later, None) is None
 
 

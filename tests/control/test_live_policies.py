@@ -1,18 +1,13 @@
 """Policies that end work and a credit that is found, on real child processes; the stored journal is verified."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
+from control.local_runs import verified_run
 
-from headrace.checkers import LawChecker, bounds_of
 from headrace.config import decode_config
 from headrace.records.batch import BatchPlanned, CapacityDecided, GroupRejected
 from headrace.records.task import TaskDrawn
-from headrace.runtime.local import LocalRun, run_local
-from headrace.runtime.simulated import law_observer
-from headrace.store.reader import open_reader
-from headrace.store.verify import verify_run
 
 UPDATES = 5
 
@@ -42,14 +37,7 @@ def test_a_live_run_accounts_for_all_work_that_it_ends_while_it_finds_its_credit
         },
         "live policies",
     )
-    folder = tmp_path / "run"
-    folder.mkdir()
-    laws = law_observer(LawChecker(bounds_of(config)))
-    asyncio.run(run_local(LocalRun(config, folder, observers=(laws,))))
-    report = verify_run(folder)
-    assert report.is_sound, report.problems
-    with open_reader(folder) as reader:
-        payloads = [event.payload for event in reader.events()]
+    payloads = [event.payload for event in verified_run(config, tmp_path / "run")]
     assert all(item.oldest_lag == 0 for item in payloads if isinstance(item, BatchPlanned))
     assert [item.version for item in payloads if isinstance(item, CapacityDecided)] == list(range(1, UPDATES + 1))
     stale = [item for item in payloads if isinstance(item, GroupRejected) and item.state == "filtered"]

@@ -1,7 +1,7 @@
 """The scheduling experiment: what must come out of it, on runs short enough to be checked event by event."""
 
-import msgspec
 import pytest
+from planning.scenarios import small
 
 from headrace.planning.experiment import Cell, Measured, run_cell, run_cells
 from headrace.planning.page import render_page
@@ -16,14 +16,6 @@ from headrace.planning.rollout import (
     rule_cells,
 )
 from headrace.planning.tables import losses, row_of, text_table
-from headrace.simulation.scenario import Scenario, load_scenario
-
-
-def small() -> Scenario:
-    """The ten-times workload with groups of 4 in batches of 4 on 32 slots."""
-    base = load_scenario("ten_times")
-    engine = msgspec.structs.replace(base.engine, slots=32, decode=((32, 32.0),))
-    return msgspec.structs.replace(base, engine=engine, group_size=4, batch_groups=4)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from planning.scenarios import small
 
 from headrace.planning.experiment import Cell, Measured, run_cell
 from headrace.planning.frontier import REFERENCES, Reference, covering, frontier
@@ -11,12 +12,6 @@ from headrace.simulation.scenario import Scenario, load_scenario
 
 def measure(schedule: dict[str, object], updates: int, of: Scenario | None = None, seed: int = 7) -> Measured:
     return run_cell(Cell(RULES, str(schedule), of or load_scenario("ten_times"), schedule, updates), seed)
-
-
-def small() -> Scenario:
-    base = load_scenario("ten_times")
-    engine = msgspec.structs.replace(base.engine, slots=32, decode=((32, 32.0),))
-    return msgspec.structs.replace(base, engine=engine, group_size=4, batch_groups=4)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from headrace.environments.sandbox.meters import MeterFactory
 from headrace.environments.sandbox.options import Isolation, SandboxOptions
 from headrace.environments.sandbox.pool import SandboxPool
 from headrace.environments.sandbox.process import SandboxProcess
-from headrace.environments.sessions import Judge, Session, SessionEnvironment, claim_last_result
+from headrace.environments.sessions import Ended, Judge, Session, SessionEnvironment, claim_last_result
 from headrace.environments.tools import CALCULATOR, PYTHON, SCHEMAS, BadArguments, calculator_expression, code_of
 from headrace.errors import EnvironmentFault, Outcome, ProcessError
 from headrace.ports import Handle
@@ -44,15 +44,6 @@ _STATUS = {
 _MARKER_BYTES = 64
 _TIMER_SLACK_S = 0.01
 _lives = itertools.count(1)
-
-
-class _Result(msgspec.Struct, frozen=True):
-    """How a call ended: the receipt without its names."""
-
-    status: ExecutionStatus
-    output: bytes
-    output_bytes: int
-    metering: Metering
 
 
 class _Interpreter:
@@ -156,7 +147,7 @@ class SandboxEnvironment(SessionEnvironment):
         try:
             if latency_s == timeout_s:
                 output = f"no answer within {timeout_s:g} s".encode()
-                result = _Result(ExecutionStatus.TIMEOUT, output, len(output), Metering())
+                result = Ended(ExecutionStatus.TIMEOUT, output, len(output), Metering())
             elif action.tool not in self._options.tools:
                 raise BadArguments(f"unknown tool {action.tool[:64]}")
             elif action.tool == CALCULATOR.name:
@@ -165,21 +156,13 @@ class SandboxEnvironment(SessionEnvironment):
                 result = await self._interpret(session, code_of(action.arguments), timeout_s - latency_s)
         except BadArguments as error:
             output = f"error: {error}".encode("utf-8", "backslashreplace")
-            result = _Result(ExecutionStatus.TOOL_ERROR, output, len(output), Metering())
+            result = Ended(ExecutionStatus.TOOL_ERROR, output, len(output), Metering())
         if latency_s:
             metering = msgspec.structs.replace(result.metering, wall_s=result.metering.wall_s + latency_s)
             result = msgspec.structs.replace(result, metering=metering)
-        return Receipt(
-            action.id,
-            lease.token,
-            action.arguments_hash,
-            result.status,
-            result.output,
-            result.output_bytes,
-            metering=result.metering,
-        )
+        return result.receipt(action, lease)
 
-    async def _calculate(self, session: Session, expression: str, timeout_s: float) -> _Result:
+    async def _calculate(self, session: Session, expression: str, timeout_s: float) -> Ended:
         """The policy cannot hang or kill a calculator, so any failure of it is the platform's."""
         start_s = time.monotonic()
         try:
@@ -195,9 +178,9 @@ class SandboxEnvironment(SessionEnvironment):
                 session.lose()
             raise EnvironmentFault(str(error), error.outcome) from error
         metering = Metering(wall_s=time.monotonic() - start_s, cpu_s=calculator.meter.take_cpu_s())
-        return _Result(_STATUS[answer[:1]], answer[1:], len(answer) - 1, metering)
+        return Ended(_STATUS[answer[:1]], answer[1:], len(answer) - 1, metering)
 
-    async def _interpret(self, session: Session, code: str, timeout_s: float) -> _Result:
+    async def _interpret(self, session: Session, code: str, timeout_s: float) -> Ended:
         interpreter = self._interpreters[session]
         async with interpreter.lock:
             notice = b""
@@ -219,7 +202,7 @@ class SandboxEnvironment(SessionEnvironment):
                 result, output=notice + result.output, output_bytes=len(notice) + result.output_bytes
             )
 
-    async def _ask(self, session: Session, interpreter: _Interpreter, code: str, timeout_s: float) -> _Result:
+    async def _ask(self, session: Session, interpreter: _Interpreter, code: str, timeout_s: float) -> Ended:
         process = interpreter.process
         assert process is not None
         start_s, before = time.monotonic(), process.meter.begin()
@@ -242,19 +225,19 @@ class SandboxEnvironment(SessionEnvironment):
                 session.lose()
                 raise EnvironmentFault(f"{session.episode}: {error}") from error
             output = text.encode()
-            return _Result(status, output, len(output), metering)
+            return Ended(status, output, len(output), metering)
         after = process.meter.read()
         metering = metered(process, before, after, start_s)
         if len(answer) < 9 or answer[:1] not in _STATUS or len(answer) > self._options.output_bytes + 9 + _MARKER_BYTES:
             await self._retire(interpreter)
             output = b"the interpreter gave a forged answer and was stopped"
-            return _Result(ExecutionStatus.KILLED, output, len(output), metering)
+            return Ended(ExecutionStatus.KILLED, output, len(output), metering)
         if answer[:1] == b"T":
             await self._retire(interpreter)
         # A process of the tool's may have been killed for memory while the interpreter itself lived on.
         is_out_of_memory = after.oom_kills > before.oom_kills
         status = ExecutionStatus.OUT_OF_MEMORY if is_out_of_memory else _STATUS[answer[:1]]
-        return _Result(status, answer[9:], int.from_bytes(answer[1:9], "little"), metering)
+        return Ended(status, answer[9:], int.from_bytes(answer[1:9], "little"), metering)
 
     async def _retire(self, interpreter: _Interpreter) -> None:
         if interpreter.process is not None:

@@ -1,5 +1,6 @@
 """The sandbox's options, and what it says about its own strength."""
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,24 @@ from headrace.records.ids import Address
 ToolName = Literal["calculator", "python"]
 Inside = Literal["calculator", "python", "workspace"]
 Level = Literal["bubblewrap_root", "bubblewrap", "rlimits"]
+
+
+def check_bounds(options: msgspec.Struct, least: Mapping[str, float], may_be_zero: Sequence[str] = ()) -> None:
+    """Refuses a number that is not above 0, or is below the least that works.
+
+    Args:
+        options: of an environment.
+        least: by field.
+        may_be_zero: fields that are checked elsewhere.
+
+    Raises:
+        ValueError: naming field, value and bound.
+    """
+    for name in options.__struct_fields__:
+        value, bound = getattr(options, name), least.get(name, 0)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and name not in may_be_zero and (value <= 0 or value < bound):
+            raise ValueError(f"environment.options.{name} is {value}; it must be at least {bound or 'above 0'}")
 
 
 class SandboxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -68,13 +87,7 @@ class SandboxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             )
         if not 0.0 <= self.slow_share <= 1.0:
             raise ValueError(f"environment.options.slow_share is {self.slow_share}; a share lies in [0, 1]")
-        for name in self.__struct_fields__:
-            if name in ("latency_s", "slow_share"):
-                continue
-            value = getattr(self, name)
-            bound = least.get(name, 0)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and (value <= 0 or value < bound):
-                raise ValueError(f"environment.options.{name} is {value}; it must be at least {bound or 'above 0'}")
+        check_bounds(self, least, may_be_zero=("latency_s", "slow_share"))
 
     def latency_of(self, task: Address) -> float:
         """Seconds that the calls of a task wait."""

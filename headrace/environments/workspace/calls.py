@@ -16,6 +16,7 @@ from headrace.environments.sandbox.meters import MeterFactory, Usage
 from headrace.environments.sandbox.options import Level
 from headrace.environments.sandbox.process import SandboxProcess
 from headrace.environments.sandbox.python_root import PythonRoot
+from headrace.environments.sessions import Ended
 from headrace.environments.workspace.options import WorkspaceOptions
 from headrace.environments.workspace.programs import Programs
 from headrace.environments.workspace.tree import ChangesRefused, Record, read_records
@@ -56,21 +57,13 @@ class Head(msgspec.Struct, frozen=True):
     refused: str
 
 
-class CallResult(msgspec.Struct, frozen=True):
+class CallResult(Ended, frozen=True):
     """How a call ended.
 
     Attributes:
-        status: how.
-        output: what the policy sees.
-        output_bytes: true size.
-        metering: what it used.
         records: what it changed; None when nothing of it is kept.
     """
 
-    status: ExecutionStatus
-    output: bytes
-    output_bytes: int
-    metering: Metering
     records: tuple[Record, ...] | None
 
 

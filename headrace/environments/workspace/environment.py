@@ -236,16 +236,7 @@ class WorkspaceEnvironment(SessionEnvironment):
             except BadArguments as error:
                 output = f"error: {error}".encode("utf-8", "backslashreplace")
                 result = CallResult(ExecutionStatus.TOOL_ERROR, output, len(output), Metering(), None)
-            return Receipt(
-                action.id,
-                lease.token,
-                action.arguments_hash,
-                result.status,
-                result.output,
-                result.output_bytes,
-                revision=workspace.revision,
-                metering=result.metering,
-            )
+            return result.receipt(action, lease, workspace.revision)
 
     async def _call(
         self, session: Session, workspace: _Workspace, tool: str, *, code: str, timeout_s: float

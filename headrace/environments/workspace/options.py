@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.environments.sandbox.options import SandboxOptions
+from headrace.environments.sandbox.options import SandboxOptions, check_bounds
 
 WorkspaceTool = Literal["shell", "python"]
 
@@ -63,11 +63,7 @@ class WorkspaceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         if "shell" in self.tools and "sh" not in self.programs:
             raise ValueError("environment.options.programs lacks sh, which the tool shell needs")
         least = {"processes": 4, "open_files": 160, "output_bytes": 256, "memory_bytes": 64 * 1024 * 1024}
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            bound = least.get(name, 0)
-            if isinstance(value, (int, float)) and (value <= 0 or value < bound):
-                raise ValueError(f"environment.options.{name} is {value}; it must be at least {bound or 'above 0'}")
+        check_bounds(self, least)
 
     @property
     def sandbox(self) -> SandboxOptions:
