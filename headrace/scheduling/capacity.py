@@ -7,6 +7,10 @@ Below the knee of throughput the trainer starves; above it every further group o
 Little's law, episodes that wait w seconds each, at the rate at which they end, are a queue, and a queue of one batch is one
 version of lag from admission to update. The rule keeps that queue at a third of a batch. Slots then stand idle for about 2%
 of the time in the ten-times experiment, and the wait of finished groups does not build up.
+
+While nothing waits, throughput is what is in flight over its residence, by the same law. A trainer that is idle for a share
+i then needs (credit + 1) / (1 - i) batches in flight in place of credit + 1; a residence lasts credit + 1 versions, so that
+is i / (1 - i) batches a version. The rule adds i, which is less, and the less the nearer the queue is to what is kept.
 """
 
 import msgspec
@@ -15,11 +19,11 @@ TARGET_BATCHES = 1 / 3
 """The queue that is kept, in batches: what a stage needs before it so as not to run dry between two arrivals."""
 
 _GAIN = 0.15
-"""Share of the deviation that one version corrects. An episode shows the queue that it met, one residence ago: at 0.15 the
-loop is slower than a residence of four versions, so it does not swing."""
+"""Share of a queue's excess that one version takes away. An episode shows the queue that it met, one residence ago: at 0.15
+the loop is slower than a residence of four versions, so it does not swing."""
 
-_MOST_UP, _MOST_DOWN = 0.25, 0.5
-"""Batches per version."""
+_MOST = 0.5
+"""Batches per version, up or down."""
 
 _LEAST_IDLE = 0.02
 """A trainer that is idle for less has nothing to gain from more work in flight."""
@@ -87,7 +91,9 @@ class Capacity(msgspec.Struct, frozen=True):
     def decide(self, credit_batches: float, window: CapacityWindow) -> CapacityDecision:
         """The credit after a window."""
         queued = self.queued_batches(window)
-        step = max(-_MOST_DOWN, min(_MOST_UP, _GAIN * (TARGET_BATCHES - queued)))
+        missing = TARGET_BATCHES - queued
+        step = window.idle_share * missing / TARGET_BATCHES if missing > 0.0 else _GAIN * missing
+        step = max(-_MOST, min(_MOST, step))
         if step > 0.0 and window.idle_share < _LEAST_IDLE:
             return CapacityDecision(credit_batches, queued, "the trainer does not starve")
         credit = max(1.0, min(float(self.most_credit_batches), credit_batches + step))
