@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+from planning import expectations
 from planning.traces import oracle, run_trace, trace_scenario
 
-from headrace.algorithms import bounds
 from headrace.algorithms.advantages import RewardTable, mean_only
+from headrace.algorithms.bounds import fluid_bound
 from headrace.algorithms.corrections import interpolated_logprobs, sequence_weights
 from headrace.algorithms.selection import NoAcceptanceError, acceptance_weights
 from headrace.planning.outcome import outcome_of
@@ -69,28 +70,28 @@ def test_an_interpolated_anchor_mixes_probabilities_and_not_their_logs() -> None
 
 def test_a_window_bounds_the_lag() -> None:
     case = oracle("staleness")["window_bound"]
-    found = [bounds.windowed_lag_bound(*given) for given in case["inputs"]["credit_batch_window"]]
+    found = [expectations.windowed_lag_bound(*given) for given in case["inputs"]["credit_batch_window"]]
     assert found == case["expected"]["largest_lag"]
 
 
 def test_mean_lag_follows_from_the_counts_at_version_bumps() -> None:
     case = oracle("staleness")["mean_lag_identity"]
     given = case["inputs"]
-    found = bounds.mean_lag(given["not_handed_over_at_each_bump"], given["groups_per_step"])
+    found = expectations.mean_lag(given["not_handed_over_at_each_bump"], given["groups_per_step"])
     assert found == pytest.approx(case["expected"]["mean_lag_steps"])
 
 
 def test_credit_bounds_throughput_by_residence() -> None:
     case = oracle("staleness")["throughput_under_gate"]
     given = case["inputs"]
-    found = bounds.credit_bound(1e9, given["eta"], given["batch"], given["mean_residence_s"])
+    found = expectations.credit_bound(1e9, given["eta"], given["batch"], given["mean_residence_s"])
     assert found == pytest.approx(case["expected"]["max_groups_per_s"])
 
 
 def test_unequal_acceptance_shifts_the_mix_and_the_success_that_is_read_off_it() -> None:
     case = oracle("selection_bias")["mix_shift"]
     given, expected = case["inputs"], case["expected"]
-    mix, distance = bounds.trained_mix(given["offered"], given["accept_prob"])
+    mix, distance = expectations.trained_mix(given["offered"], given["accept_prob"])
     assert mix == pytest.approx(expected["admitted_mix"], abs=1e-6)
     assert distance == pytest.approx(expected["tv"], abs=1e-6)
     naive = sum(share * given["success"][name] for name, share in mix.items())
@@ -145,7 +146,7 @@ def worst_lag_when_slots_come_back_early(credit: int, batch: int, window: int) -
 def test_the_window_bound_is_reached_and_breaks_when_slots_come_back_too_early() -> None:
     rows = oracle("staleness")["window_worst"]["rows"]
     for credit, batch, window, bound, at_bump, early in rows:
-        assert bounds.windowed_lag_bound(credit, batch, window) == bound >= at_bump
+        assert expectations.windowed_lag_bound(credit, batch, window) == bound >= at_bump
         assert bound == at_bump or (credit == 0 and window > 1)  # nothing newer is open that could overtake
         assert worst_lag(credit, batch, window) == at_bump
         assert worst_lag_when_slots_come_back_early(credit, batch, window) == early
@@ -181,10 +182,10 @@ def test_a_class_that_outlasts_the_bound_never_trains_under_a_rule_that_ends_sta
 def test_keeping_the_first_to_end_keeps_the_fast_ones() -> None:
     case = oracle("selection_bias")["oversampling_bias"]
     given, expected = case["inputs"], case["expected"]
-    fast = bounds.oversampled_short_share(given["n"], given["k"], given["share_slow"])
+    fast = expectations.oversampled_short_share(given["n"], given["k"], given["share_slow"])
     kept = fast * given["p_fast"] + (1.0 - fast) * given["p_slow"]
     assert kept == pytest.approx(expected["kept_success"], abs=1e-6)
-    all_kept = bounds.oversampled_short_share(given["k"], given["k"], given["share_slow"])
+    all_kept = expectations.oversampled_short_share(given["k"], given["k"], given["share_slow"])
     offered = all_kept * given["p_fast"] + (1.0 - all_kept) * given["p_slow"]
     assert offered == pytest.approx(expected["offered_success"], abs=1e-6)
 
@@ -192,19 +193,25 @@ def test_keeping_the_first_to_end_keeps_the_fast_ones() -> None:
 def test_the_fluid_bound_names_its_bottleneck_and_credit_lowers_it() -> None:
     case = oracle("scheduling")["fluid_bottleneck"]
     given, expected = case["inputs"], case["expected"]
-    rate, bottleneck = bounds.fluid_bound(given["q"], given["demand_s"], given["capacity"])
+    rate, bottleneck = fluid_bound(given["q"], given["demand_s"], given["capacity"])
     assert (bottleneck, rate) == (expected["bottleneck"], pytest.approx(expected["x_max"], abs=1e-6))
     gated = oracle("scheduling")["fluid_with_gate"]
     given = gated["inputs"]
-    found = bounds.credit_bound(given["x_max"], given["eta"], given["B"], given["mean_T"])
+    found = expectations.credit_bound(given["x_max"], given["eta"], given["B"], given["mean_T"])
     assert found == pytest.approx(gated["expected"]["x_bound"], abs=1e-6)
 
 
 def test_waiting_for_the_slowest_of_a_batch_costs_what_order_statistics_say() -> None:
     case = oracle("scheduling")["sync_efficiency_two_point"]
     given = case["inputs"]
-    found = [bounds.waiting_efficiency(n, given["p_long"], given["short"], given["long"]) for n in given["n"]]
+    found = [expectations.waiting_efficiency(n, given["p_long"], given["short"], given["long"]) for n in given["n"]]
     assert found == pytest.approx(case["expected"]["efficiency"], abs=1e-6)
+    # Every pair of a short and a long task once, each pair a batch on two slots.
+    short, long = 10.0, 30.0
+    pairs = [duration for pair in itertools.product((short, long), repeat=2) for duration in pair]
+    result = run_trace(trace_scenario(pairs, 2, 2, 1e-6), {"mode": "sync", "credit_batches": 0}, len(pairs))
+    busy = result.slot_seconds / (2.0 * result.makespan_s)
+    assert busy == pytest.approx(expectations.waiting_efficiency(2, 0.5, short, long), abs=1e-5)
 
 
 def test_littles_law_holds_in_a_run_whose_residence_is_known() -> None:
@@ -215,6 +222,7 @@ def test_littles_law_holds_in_a_run_whose_residence_is_known() -> None:
     result = run_trace(scenario, {"mode": "separate_async", "credit_batches": 12}, 390, checked=False)
     outcome = outcome_of(result.events, 380, result.slot_seconds)
     assert 1e-3 * outcome.steady_groups_per_ks == pytest.approx(case["inputs"]["lambda_per_s"], rel=0.03)
+    assert expectations.credit_bound(1e9, 12, 1, 65.0) == pytest.approx(case["inputs"]["lambda_per_s"])
     assert outcome.identities.little.residual < 1e-9
     assert outcome.identities.little.left == pytest.approx(case["expected"]["L"], rel=0.05)
 
@@ -223,31 +231,31 @@ def test_the_wait_at_one_server_goes_by_the_square_of_its_service_time() -> None
     case = oracle("scheduling")["single_server_wait"]
     given, expected = case["inputs"], case["expected"]
     law = {float(seconds): share for share, seconds in given["service"]}
-    assert bounds.single_server_wait_s(given["arrivals_per_s"], law) == pytest.approx(expected["wait"], abs=1e-6)
-    constant = bounds.single_server_wait_s(given["arrivals_per_s"], {expected["ES"]: 1.0})
+    assert expectations.single_server_wait_s(given["arrivals_per_s"], law) == pytest.approx(expected["wait"], abs=1e-6)
+    constant = expectations.single_server_wait_s(given["arrivals_per_s"], {expected["ES"]: 1.0})
     assert constant == pytest.approx(expected["wait_if_deterministic"], abs=1e-6)
     # An exponential law has twice the square of its mean.
     assert 2.0 * constant == pytest.approx(expected["wait_if_exponential_same_mean"], abs=1e-6)
     with pytest.raises(ValueError, match="one server can take less than 1 s"):
-        bounds.single_server_wait_s(1.0, law)
+        expectations.single_server_wait_s(1.0, law)
 
 
 def test_launching_more_than_are_kept_helps_most_where_the_tail_is_heavy() -> None:
     thin, heavy = oracle("scheduling")["oversampled_exponential"], oracle("scheduling")["oversampled_pareto"]
     kept, shape = thin["inputs"]["k"], heavy["inputs"]["alpha"]
-    found = [bounds.oversampled_exponential_s(n, kept) for n in thin["inputs"]["n"]]
+    found = [expectations.oversampled_exponential_s(n, kept) for n in thin["inputs"]["n"]]
     assert found == pytest.approx(thin["expected"]["mean_s"], abs=1e-6)
-    found = [bounds.oversampled_pareto_s(n, kept, shape) for n in heavy["inputs"]["n"]]
+    found = [expectations.oversampled_pareto_s(n, kept, shape) for n in heavy["inputs"]["n"]]
     assert found == pytest.approx(heavy["expected"]["mean_s"], abs=1e-6)
-    assert bounds.oversampled_pareto_s(8, 8, 1.0) == np.inf
+    assert expectations.oversampled_pareto_s(8, 8, 1.0) == np.inf
     draws = np.random.default_rng(7).exponential(size=(20_000, 12))
-    assert np.sort(draws)[:, 7].mean() == pytest.approx(bounds.oversampled_exponential_s(12, 8), rel=0.02)
+    assert np.sort(draws)[:, 7].mean() == pytest.approx(expectations.oversampled_exponential_s(12, 8), rel=0.02)
 
 
 def test_the_longest_first_ends_earlier_than_the_order_of_arrival_also_in_the_simulator() -> None:
     case = oracle("scheduling")["list_schedule"]
     jobs, servers, expected = case["inputs"]["durations"], case["inputs"]["servers"], case["expected"]
-    found = [bounds.makespan_s(jobs, servers), bounds.makespan_s(jobs, servers, is_longest_first=True)]
+    found = [expectations.makespan_s(jobs, servers), expectations.makespan_s(jobs, servers, is_longest_first=True)]
     assert found == [expected["in_order"], expected["longest_first"]]
     for order, makespan in ((jobs, found[0]), (sorted(jobs, reverse=True), found[1])):
         # One batch of all tasks on as many slots as there are servers.
@@ -257,14 +265,14 @@ def test_the_longest_first_ends_earlier_than_the_order_of_arrival_also_in_the_si
     worst_ratios = (2.0 - 1.0 / servers, 4.0 / 3.0 - 1.0 / (3.0 * servers))
     assert worst_ratios == pytest.approx(expected["worst_ratios"], abs=1e-6)
     for sample in itertools.product((1, 2, 5), repeat=5):
-        optimum = min(bounds.makespan_s(order, 2) for order in itertools.permutations(sample))
-        assert bounds.makespan_s(sample, 2) <= 1.5 * optimum + 1e-9
-        assert bounds.makespan_s(sample, 2, is_longest_first=True) <= 7 / 6 * optimum + 1e-9
+        optimum = min(expectations.makespan_s(order, 2) for order in itertools.permutations(sample))
+        assert expectations.makespan_s(sample, 2) <= 1.5 * optimum + 1e-9
+        assert expectations.makespan_s(sample, 2, is_longest_first=True) <= 7 / 6 * optimum + 1e-9
 
 
 def test_the_response_ratio_puts_short_work_first_and_long_work_that_has_waited_before_it() -> None:
     case = oracle("scheduling")["response_ratio"]
     given = case["inputs"]
-    found = [bounds.response_ratio(*pair) for pair in zip(given["wait_s"], given["expected_s"], strict=True)]
+    found = [expectations.response_ratio(*pair) for pair in zip(given["wait_s"], given["expected_s"], strict=True)]
     assert found == pytest.approx(case["expected"]["ratios"], abs=1e-6)
-    assert bounds.response_ratio(10_000, 300) > found[0] > found[2] > found[1]
+    assert expectations.response_ratio(10_000, 300) > found[0] > found[2] > found[1]

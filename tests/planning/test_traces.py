@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planning.expectations import windowed_lag_bound
 from planning.traces import dropped, handed_over, oracle, run_trace, trace_scenario
 
-from headrace.algorithms.bounds import windowed_lag_bound
 from headrace.control import loops
 from headrace.planning.outcome import outcome_of
 from headrace.scheduling.ordering import BatchOrder
