@@ -34,9 +34,16 @@ def _add_verify(commands: Commands) -> None:
         commands,
         "verify",
         "Checks a run: hash chain, every address, alignment, versions, conservation. Exit status 1 on any problem.",
-        "headrace verify --run run-001",
+        "headrace verify --run run-001\nheadrace verify --run run-001 --rescore 20",
     )
     add_run(parser)
+    parser.add_argument(
+        "--rescore",
+        type=int,
+        default=None,
+        metavar="N",
+        help="also scores N transcripts again under the weights of the versions that their tokens name",
+    )
     parser.set_defaults(run_command=_verify)
 
 
@@ -147,7 +154,7 @@ def _verify(options: argparse.Namespace) -> int:
     from headrace.runtime.folders import find_run
     from headrace.runtime.reading import verify
 
-    text, is_sound = verify(find_run(options.runs, options.run))
+    text, is_sound = verify(find_run(options.runs, options.run), options.rescore)
     print(text)
     return 0 if is_sound else 1
 

@@ -15,6 +15,7 @@ from headrace.reporting.html import render_page
 from headrace.reporting.report import report_run
 from headrace.reporting.terminal import print_report
 from headrace.runtime.judging import judge_transcripts
+from headrace.runtime.rescoring import rescore_run
 from headrace.store.inspect import inspect_episode
 from headrace.store.kept import ranges
 from headrace.store.reader import open_reader
@@ -50,9 +51,10 @@ def show_episode(run: Path, episode: str, *, has_logprobs: bool) -> str:
         return show.show_episode(view, decode, has_logprobs=has_logprobs)
 
 
-def verify(run: Path) -> tuple[str, bool]:
+def verify(run: Path, rescore: int | None = None) -> tuple[str, bool]:
     """(text, whether the run is sound): its bytes and laws, and each transcript as its harness judges it.
 
+    With `rescore` also so many transcripts under the weights that they name (`headrace.runtime.rescoring`).
     Every line but those of findings fits 80 columns; each finding is one line, with addresses cut to twelve characters.
     """
     report = verify_run(run)
@@ -60,7 +62,12 @@ def verify(run: Path) -> tuple[str, bool]:
     problems = [*map(str, report.problems), *told]
     with open_reader(run) as reader:
         has_ended = next(reader.events_of_kind("run_ended"), None) is not None
-    lines = [f"run {run}", *_counted(report.counts), *_item("harness", judged), f"head     {report.head}"]
+    lines = [f"run {run}", *_counted(report.counts), *_item("harness", judged)]
+    if rescore is not None:
+        differing, compared = rescore_run(run, rescore)
+        problems += differing
+        lines += _item("rescored", compared)
+    lines.append(f"head     {report.head}")
     for cause, versions in report.absent.items():
         lines += _item("weights", f"of versions {ranges(versions)} are gone, {_GONE[cause]}")
     if not has_ended:

@@ -24,7 +24,7 @@ from headrace.records.verdict import Scored, Verdict
 from headrace.runtime.bench import Bench, Played, open_bench
 from headrace.runtime.folders import BLOBS
 from headrace.runtime.models import run_config
-from headrace.runtime.rescoring import Rescored, rescore
+from headrace.runtime.rescoring import Rescored, Rescorer
 from headrace.store.blobs import FileBlobs
 from headrace.store.inspect import EpisodeView, inspect_episode
 from headrace.store.reader import open_reader
@@ -109,7 +109,7 @@ async def _replay(run: Path, config: Config, view: EpisodeView, *, is_forced: bo
         divergences.append(told)
     rescored = None
     if (run / "config.json").is_file() and all(version.is_same for version in versions if version.name == "policy"):
-        rescored = rescore(sealed.transcript, run, FileBlobs(run / BLOBS).path)
+        rescored = Rescorer(run, FileBlobs(run / BLOBS).read).rescore(sealed.transcript)
     return ReplayReport(
         str(view.episode),
         versions,

@@ -10,6 +10,7 @@ from headrace.cli import main
 from headrace.records.provenance import address_of
 from headrace.records.trajectory import TranscriptSealed
 from headrace.records.update import WeightsCommitted
+from headrace.store.blobs import FileBlobs
 from headrace.store.reader import open_reader
 
 pytestmark = pytest.mark.slow
@@ -126,6 +127,21 @@ def test_a_replay_under_another_environment_says_so_and_where_it_diverges(
         assert "NOT the same" in text
     finally:
         (shop / "shop.py").write_text(source, encoding="utf-8")
+
+
+def test_tokens_are_scored_again_as_far_as_their_weights_are_kept(copied: Path, capsys) -> None:
+    status, text = said(capsys, "verify", "--run", copied, "--rescore", "3")
+    assert status == 0, text
+    assert "rescored 3 transcripts, " in " ".join(text.split())
+    assert "; 0 of the run's" in " ".join(text.split())
+    with open_reader(copied) as reader:
+        (first, *_) = [event.payload for event in reader.events_of_kind("weights_committed")]
+    assert isinstance(first, WeightsCommitted)
+    FileBlobs(copied / "blobs").path(first.weights).unlink()
+    status, text = said(capsys, "verify", "--run", copied, "--rescore", "3")
+    words = " ".join(text.split())
+    assert (status, "; 0 of the run's" in words, "their weights are gone" in words) == (1, False, True)
+    assert "PROBLEM weights of versions 0" in words
 
 
 def test_a_list_of_runs_names_state_updates_and_success(shop: Path, shop_run: Path, capsys) -> None:

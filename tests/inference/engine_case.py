@@ -5,15 +5,19 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from tiny_policy import POLICY, PolicyFolder
+from tiny_policy import POLICY, PolicyFolder, prompt
 
 from headrace.inference.core import EngineCore
 from headrace.inference.options import EngineOptions
 from headrace.inference.turns import Failure, Output
 from headrace.ports import TurnTiming
 from headrace.records.arrays import FloatArray, IntArray
-from headrace.records.ids import PolicyRef
+from headrace.records.ids import EpisodeId, GroupId, PolicyRef
+from headrace.records.provenance import PolicyVersion, Provenance, address_of
 from headrace.records.segment import FinishReason, GenerateRequest, TokenSegment
+from headrace.records.terminal import Success
+from headrace.records.trajectory import Path, Transcript
+from headrace.runtime.rescoring import Rescored, Rescorer
 
 TOLERANCE = 2e-5
 """How far a log-prob may be from that of a full forward pass."""
@@ -113,6 +117,27 @@ def rescoring_error(
             expected = folder.logprobs(segment.policy.version, ids, temperature)[start - 1 :]
             worst = max(worst, float(np.abs(expected - segment.behavior_logprobs_T).max()))
     return worst
+
+
+def rescored(
+    folder: PolicyFolder, prompt_ids: Sequence[int] | IntArray, result: Result, gone: Sequence[int] = ()
+) -> Rescored:
+    """The result as a transcript, scored again as `verify --rescore` does, with the weights of some versions gone."""
+    weights = {version: folder.publish(version) for version in result.versions}
+    task = address_of(b"task")
+    policies = tuple(PolicyVersion(POLICY, version, address) for version, address in weights.items())
+    transcript = Transcript(
+        episode=EpisodeId(GroupId("train", 0), 0, 0),
+        task=task,
+        provenance=Provenance(task, policies, task, task),
+        paths=(Path("policy", (*prompt(*prompt_ids), *result.segments)),),
+        actions=(),
+        terminal=Success(),
+        final_text="",
+        artifact=None,
+    )
+    stored = {weights[version]: folder.weights_path(weights[version]) for version in weights if version not in gone}
+    return Rescorer(folder.path, lambda address: stored[address].read_bytes()).rescore(transcript)
 
 
 def some_ids(length: int, seed: int = 0) -> IntArray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from inference.engine_case import drain, generate, make_core, publish, rescoring_error, some_ids
+from inference.engine_case import drain, generate, make_core, publish, rescored, rescoring_error, some_ids
 from simulation.trials import World, at, cut
 from tiny_policy import PolicyFolder, prompt, request
 
@@ -35,10 +35,12 @@ from headrace.inference.rows import NO_VERSION
 from headrace.planning.explorer.judging import manifests_of
 from headrace.records.action import ActionIntended, EffectClass
 from headrace.records.batch import BatchPlan, GroupRejected
+from headrace.records.provenance import address_of
 from headrace.records.reward import reward_of
 from headrace.records.segment import TokenSegment
 from headrace.records.update import WeightsCommitted
 from headrace.runtime.lives import Endured, endure
+from headrace.runtime.rescoring import difference
 from headrace.runtime.simulated import SimulatedDisk
 from headrace.simulation.faults import Fault, FaultKind, FaultPlan
 from headrace.simulation.laws import Constant
@@ -145,6 +147,8 @@ def test_a_version_stamped_at_completion_is_noticed_when_tokens_are_scored_again
     assert result.versions == ([1] if is_broken else [0, 1])
     error = rescoring_error(folder, ids, result)
     assert (error > 100 * TOLERANCE) if is_broken else (error < TOLERANCE), f"largest difference {error:.3g} nats"
+    told = difference(address_of(b"a transcript"), rescored(folder, ids, result), TOLERANCE)
+    assert ("another version sampled them" in (told or "")) is is_broken, "headrace verify --rescore notices"
 
 
 def _as_one(pieces: list[TokenSegment]) -> TokenSegment:
