@@ -72,12 +72,6 @@ def token_weights_B(
     return np.where(has_tokens_B, weights_B, 0.0)
 
 
-def aggregate(loss_BT: npt.NDArray[np.floating], mask_BT: npt.NDArray[np.bool_], weights_B: Array) -> float:
-    """Sum over trained tokens of weight times loss; exact for any subset of rows, sums of subsets add up."""
-    masked_BT = np.where(mask_BT, loss_BT, 0.0).astype(np.float64)
-    return float((masked_BT.sum(axis=1) * weights_B).sum())
-
-
 def _prompt_weights(counts_B: Array, prompts_B: Sequence[object] | None) -> Array:
     if prompts_B is None or len(prompts_B) != len(counts_B):
         raise ValueError(f"prompt_mean needs the prompt of each of {len(counts_B)} rows")

@@ -112,11 +112,6 @@ def interpolated_logprobs(behavior_N: Values, policy_N: Values, share_N: Values)
         return np.logaddexp(np.log1p(-share_N) + behavior_N, np.log(share_N) + policy_N)
 
 
-def sequence_log_ratios(log_ratio_N: Values, rows_N: Rows, num_rows: int) -> Array:
-    """Sum over the tokens of each row, [B]; 0 for a row without any, -inf for one with an impossible token."""
-    return _summed(log_ratio_N, np.bincount(rows_N, minlength=num_rows))
-
-
 def _summed(values_N: Values, counts_B: Rows) -> Array:
     """Sums of the rows in float64, [B], whatever the precision of the values."""
     return _reduced(functools.partial(np.add.reduceat, dtype=np.float64), values_N, counts_B, np.float64(0.0))
@@ -130,20 +125,6 @@ def _reduced(reduceat: Callable[..., Any], values_N: npt.NDArray[Any], counts_B:
     if len(starts_b):
         found_B[has_any_B] = reduceat(values_N, starts_b)
     return found_B
-
-
-def sequence_weights(log_ratio_N: Values, rows_N: Rows, num_rows: int) -> Array:
-    """Product of the token ratios of each row, [B]; exact for an outcome reward, if the supports agree.
-
-    Source: Precup et al. 2000, "Eligibility traces for off-policy policy evaluation", section 3.
-    """
-    return token_weights(sequence_log_ratios(log_ratio_N, rows_N, num_rows))
-
-
-def geometric_weights(log_ratio_N: Values, rows_N: Rows, num_rows: int) -> Array:
-    """Geometric mean of the token ratios of each row, [B]. Over many tokens it hides one that is far off."""
-    counts_B = np.maximum(np.bincount(rows_N, minlength=num_rows), 1)
-    return token_weights(sequence_log_ratios(log_ratio_N, rows_N, num_rows) / counts_B)
 
 
 def invalid_rows(log_ratio_N: Values, rows_N: Rows, num_rows: int) -> Mask:
@@ -196,10 +177,14 @@ class _Ratios:
         return _summed(self.log_N, self.counts_B)
 
     def sequence_N(self) -> Values:
-        """Product of the row's ratios, at each token."""
+        """Product of the row's ratios, at each token; exact for an outcome reward, if the supports agree.
+
+        Source: Precup et al. 2000, "Eligibility traces for off-policy policy evaluation", section 3.
+        """
         return self.spread(token_weights(self.log_sums_B))
 
     def geometric_B(self) -> Array:
+        """Geometric mean of the row's ratios. Over many tokens it hides one that is far off."""
         return token_weights(self.log_sums_B / np.maximum(self.counts_B, 1))
 
     def smallest_B(self) -> Array:

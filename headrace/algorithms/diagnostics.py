@@ -134,23 +134,6 @@ def tail(log_weights_N: Values) -> Tail:
     )
 
 
-def hill_index(log_weights_N: Values, num_exceedances: int) -> float:
-    """Hill's estimate of 1/alpha from the largest `num_exceedances` weights; >= 0.5 means no finite variance.
-
-    Source: Hill 1975, "A simple general approach to inference about the tail of a distribution", equation 2.
-
-    Raises:
-        ValueError: unless 1 <= num_exceedances < N and the threshold weight is positive.
-    """
-    logs_N = np.sort(_checked(log_weights_N))
-    if not 1 <= num_exceedances < len(logs_N):
-        raise ValueError(f"num_exceedances is {num_exceedances}; it must lie in [1, {len(logs_N) - 1}]")
-    threshold = float(logs_N[-num_exceedances - 1])
-    if threshold == -math.inf:
-        raise ValueError("the threshold weight is 0; fewer weights than asked for are positive")
-    return float((logs_N[-num_exceedances:] - threshold).mean())
-
-
 def pareto_k_hat(log_weights_N: Values, *, has_prior: bool = False) -> float | None:
     """Shape of the generalised Pareto distribution fitted to the largest M = min(0.2 N, 3 sqrt N) weights.
 
@@ -205,8 +188,8 @@ def kl_k3(log_ratio_N: Values) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClipFractions:
-    """Shares of trained tokens, by definitions that are not interchangeable.
+class ClipFlags:
+    """Which trained tokens are clipped, by definitions that are not interchangeable; each [N].
 
     Attributes:
         branch_binds: the clipped term is the one taken and is constant in the policy: the token has no gradient.
@@ -215,17 +198,6 @@ class ClipFractions:
         high_positive_advantage: above the upper bound with a positive advantage.
         dual: held by the bound on negative advantages.
     """
-
-    branch_binds: float
-    ratio_outside: float
-    low_negative_advantage: float
-    high_positive_advantage: float
-    dual: float
-
-
-@dataclasses.dataclass(frozen=True)
-class ClipFlags:
-    """Which trained tokens are clipped, under the names of `ClipFractions`; each [N]."""
 
     branch_binds: npt.NDArray[np.bool_]
     ratio_outside: npt.NDArray[np.bool_]
@@ -255,16 +227,6 @@ def clip_flags(
     low, high = is_below & (advantages < 0), is_above & (advantages > 0)
     dual = (advantages < 0) & (ratio > (math.inf if dual_bound is None else dual_bound))
     return ClipFlags(low | high, is_below | is_above, low, high, dual)
-
-
-def clip_fractions(
-    log_ratio_N: Values, advantages_N: Values, clip_low: float, clip_high: float, *, dual_bound: float | None = None
-) -> ClipFractions:
-    """Shares of the tokens that `clip_flags` marks; 0 for no tokens."""
-    flags = clip_flags(log_ratio_N, advantages_N, clip_low, clip_high, dual_bound=dual_bound)
-    if not len(flags.dual):
-        return ClipFractions(0.0, 0.0, 0.0, 0.0, 0.0)
-    return ClipFractions(*(float(getattr(flags, field.name).mean()) for field in dataclasses.fields(flags)))
 
 
 def _generalised_pareto_shape(exceedances_M: Array) -> float:

@@ -32,32 +32,3 @@ def overlong_penalty(length: int, *, budget: int, buffer: int, penalty: float) -
         raise ValueError(f"buffer is {buffer} tokens; it must lie in [1, {budget}], the budget")
     excess = min(length, budget) - (budget - buffer)
     return -penalty * excess / buffer if excess > 0 else 0.0
-
-
-def without_truncated(rewards: Sequence[float | None], is_truncated: Sequence[bool]) -> list[float | None]:
-    """Rewards with those of truncated members absent: they leave the loss and the baseline together.
-
-    Source: overlong filtering, DAPO, arXiv:2503.14476, section 3.4.
-    """
-    return [None if cut else reward for reward, cut in zip(rewards, is_truncated, strict=True)]
-
-
-def groups_per_kept(success_rate: float, members: int) -> float:
-    """Groups that have to be generated for one that dynamic sampling keeps.
-
-    Example: rate 0.1, 8 members: 1.756.
-
-    Raises:
-        ValueError: unless the rate lies strictly between 0 and 1 and there are at least two members.
-    """
-    if not 0.0 < success_rate < 1.0 or members < 2:
-        raise ValueError(f"rate {success_rate} of {members} members never gives a mixed group")
-    return 1.0 / (1.0 - success_rate**members - (1.0 - success_rate) ** members)
-
-
-def group_loss(failure_rate: float, members: int) -> float:
-    """Probability that a group of independent members is hit at all: what dropping whole groups would cost.
-
-    Example: 5% of members lost, 8 members: 33.7% of groups.
-    """
-    return 1.0 - (1.0 - failure_rate) ** members

@@ -114,17 +114,6 @@ def effective_information(
     return result
 
 
-def information_rate(information: Mapping[str, float], hours: float) -> float:
-    """Effective trajectories per hour; give resource-hours (cores x hours) for the rate per resource-hour.
-
-    Raises:
-        ValueError: unless hours > 0.
-    """
-    if not hours > 0:
-        raise ValueError(f"hours is {hours}; a rate needs a positive time")
-    return sum(information.values()) / hours
-
-
 @dataclasses.dataclass(frozen=True)
 class Retention:
     """How much of the information on offer reached the trainer.
@@ -153,22 +142,3 @@ def retention(trained: Mapping[str, float], offered: Mapping[str, float]) -> Ret
         worst=min(known, key=lambda stratum: known[stratum]) if known else None,
         overall=sum(trained.values()) / total if total > 0 else None,
     )
-
-
-def optimum_per_hour(
-    max_rate_per_s: float, mix: Mapping[str, float], information: Mapping[str, float], kappa: Mapping[str, float]
-) -> float:
-    """Largest effective information per hour: x_max * sum of q_s * v_s * kappa_s * 3600.
-
-    Args:
-        max_rate_per_s: trajectories per second that the narrowest resource allows.
-        mix: share of each stratum among drawn tasks.
-        information: mean v of each stratum.
-        kappa: noise discount of each stratum.
-    """
-    return max_rate_per_s * 3600.0 * sum(share * information[name] * kappa[name] for name, share in mix.items())
-
-
-def fraction_of_optimum(information_per_hour: float, optimum: float) -> float | None:
-    """Achieved over possible; None when nothing is possible."""
-    return information_per_hour / optimum if optimum > 0 else None

@@ -74,17 +74,3 @@ def acceptance_weights(
     values = np.array([weights[name] for name in strata])
     fraction = float((counts * values).sum()) ** 2 / float((counts * values**2).sum()) / float(counts.sum())
     return AcceptanceWeights(weights, tuple(name for name in strata if raw[name] > cap), fraction)
-
-
-def weighed_mean(values: Mapping[str, float], accepted: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """Mean of a figure over accepted tasks, each weighed by its stratum.
-
-    Args:
-        values: mean of the figure over the accepted tasks of each stratum.
-        accepted: tasks of each stratum, as counts or shares.
-        weights: of each stratum; all 1 gives the mean that is read off the accepted tasks as they are.
-
-    Example: success 0.9 (easy, 98 accepted of 70% offered) and 0.2 (hard, 40%): 0.796 as they are, 0.69 weighed, the truth.
-    """
-    total = sum(accepted[name] * weights[name] for name in accepted)
-    return sum(accepted[name] * weights[name] * values[name] for name in accepted) / total

@@ -50,7 +50,6 @@ class Group:
     task_address: Address
     admitted_version: int
     admitted_s: float
-    closed_s: float = 0.0
     finished: dict[int, MemberOutcome] = dataclasses.field(default_factory=dict[int, MemberOutcome])
     outcomes: tuple[MemberOutcome, ...] = ()
     ready_rank: int | None = None
@@ -167,7 +166,7 @@ class Collector:
     def _close(self, group: Group, known: GroupPast) -> None:
         assert known.closed is not None
         attempts = [known.attempts[m.episode.member][m.episode.attempt] for m in known.closed.members]
-        group.closed_s, group.outcomes = known.closed_ns / 1e9, tuple(self._runner.recall(item) for item in attempts)
+        group.outcomes = tuple(self._runner.recall(item) for item in attempts)
 
     def _damage(self, known: GroupPast) -> str | None:
         """What is wrong with the stored transcripts and verdicts of a group, if anything is."""
@@ -275,7 +274,6 @@ class Collector:
     async def _run_group(self, group: Group, past: Mapping[int, Mapping[int, AttemptPast]] = NO_PAST) -> None:
         group.outcomes = tuple(await self._run_members(group, past))
         del self._tasks[group.id.ordinal]
-        group.closed_s = self._recorder.elapsed_s
         key = f"{group.id}#{group.closings + 1}" if group.closings else str(group.id)
         self._recorder.record(GroupClosed(tuple(outcome.result for outcome in group.outcomes)), key=key)
         self._finish(group)

@@ -75,7 +75,6 @@ class GroupPast:
         admitted_ns: when that was.
         attempts: by member and attempt.
         closed: its members' last states; None while it runs.
-        closed_ns: when they were reached.
         closings: how often it was closed; it opens again when a member of it becomes void.
         uses: plans of committed versions that it was in.
     """
@@ -87,7 +86,6 @@ class GroupPast:
     admitted_ns: int = 0
     attempts: dict[int, dict[int, AttemptPast]] = dataclasses.field(default_factory=dict[int, dict[int, AttemptPast]])
     closed: GroupClosed | None = None
-    closed_ns: int = 0
     closings: int = 0
     uses: int = 0
 

@@ -175,7 +175,7 @@ class RunFold:
                 group.size, group.version, group.admitted_ns = size, version, event.t_ns
             case GroupClosed():
                 group = past.groups[GroupId.parse(event.key).ordinal]
-                group.closed, group.closed_ns = payload, event.t_ns
+                group.closed = payload
                 group.closings += 1
                 past.closing.append(group.id.ordinal)
             case GroupRejected(state=state, is_requeued=is_requeued):

@@ -76,11 +76,6 @@ class Task(msgspec.Struct, frozen=True, gc=False):
         """Version and identity of the task: SHA-256 of its canonical bytes."""
         return address_of(canonical_bytes(self))
 
-    @property
-    def content_key(self) -> str:
-        """Identity of what is asked, whatever seed or budget it came with; train and held-out sets are split by it."""
-        return address_of(canonical_bytes((self.family, self.question, self.attachments)))
-
 
 class TaskDrawn(msgspec.Struct, frozen=True, gc=False, tag="task_drawn"):
     """The source moved on: this ordinal is now open.

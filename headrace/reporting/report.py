@@ -202,8 +202,3 @@ def report_run(events: Iterable[Event], read: Read, late: Mapping[str, int] = NO
     for event in events:
         fold.observe(event)
     return fold.result()
-
-
-def encode_report(report: RunReport) -> bytes:
-    """The report as JSON, fields in their declared order, mappings sorted. What is absent is null."""
-    return msgspec.json.format(msgspec.json.encode(report, order="deterministic"), indent=1)

@@ -17,7 +17,7 @@ from headrace.records.ids import ActionId
 from headrace.records.run import RunEnded
 from headrace.runtime.mortal import MortalStorage, interpose
 from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
-from headrace.simulation.faults import ControlProcess, FaultInjector, FaultKind, FaultPlan, ProcessKilled
+from headrace.simulation.faults import ControlProcess, FaultInjector, FaultPlan, ProcessKilled
 from headrace.simulation.loop import StuckLoop
 
 MOST_LIVES = 12
@@ -155,8 +155,3 @@ def _reason(error: BaseException) -> str:
             return f"failed: {type(error).__name__}: {error}"
         case _:
             raise error
-
-
-def kinds_fired(endured: Endured) -> Counter[FaultKind]:
-    """How often each kind of fault fired."""
-    return Counter(firing.fault.kind for firing in endured.injector.fired)

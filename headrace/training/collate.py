@@ -4,25 +4,13 @@ Dimensions: B rows, T tokens of the longest row, N tokens of all rows.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.records.batch import BatchRow, TrainingBatch
-from headrace.records.ids import Address
-from headrace.records.trajectory import Transcript
-from headrace.training.packing import PackedBatch, pack
-
-
-def collate(rows: Sequence[BatchRow], transcripts: Mapping[Address, Transcript]) -> TrainingBatch:
-    """The padded batch of the rows, in their order; rows without a trained token are allowed and train nothing.
-
-    Raises:
-        IntegrityError: as `pack` does.
-    """
-    return pad(pack(rows, transcripts))
+from headrace.records.batch import TrainingBatch
+from headrace.training.packing import PackedBatch
 
 
 def pad(packed: PackedBatch) -> TrainingBatch:

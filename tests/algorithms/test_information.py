@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planning.expectations import fraction_of_optimum, optimum_per_hour
 
 from headrace.algorithms import information as info
 from headrace.algorithms.information import GroupSignal
@@ -95,13 +96,7 @@ def test_retention_of_nothing_offered_is_absent():
 
 def test_the_fraction_of_the_optimum_uses_mix_information_and_noise():
     case = ORACLE["optimum"]
-    best = info.optimum_per_hour(case["max_rate_per_s"], case["mix"], case["v"], case["kappa"])
+    best = optimum_per_hour(case["max_rate_per_s"], case["mix"], case["v"], case["kappa"])
     assert best == pytest.approx(case["optimum_per_hour"], abs=ABS)
-    assert info.fraction_of_optimum(case["information_per_hour"], best) == pytest.approx(case["fraction"], abs=ABS)
-    assert info.fraction_of_optimum(1.0, 0.0) is None
-
-
-def test_the_rate_is_per_hour_of_what_the_caller_names():
-    assert info.information_rate({"easy": 3.0, "hard": 1.0}, hours=0.5) == 8.0
-    with pytest.raises(ValueError, match="positive"):
-        info.information_rate({}, hours=0.0)
+    assert fraction_of_optimum(case["information_per_hour"], best) == pytest.approx(case["fraction"], abs=ABS)
+    assert fraction_of_optimum(1.0, 0.0) is None

@@ -128,3 +128,43 @@ def response_ratio(wait_s: float, expected_s: float) -> float:
     Source: Brinch Hansen 1971, "An analysis of response ratio scheduling".
     """
     return (wait_s + expected_s) / expected_s
+
+
+def optimum_per_hour(
+    max_rate_per_s: float, mix: Mapping[str, float], information: Mapping[str, float], kappa: Mapping[str, float]
+) -> float:
+    """Largest effective information per hour: x_max * sum of q_s * v_s * kappa_s * 3600.
+
+    Args:
+        max_rate_per_s: trajectories per second that the narrowest resource allows.
+        mix: share of each stratum among drawn tasks.
+        information: mean v of each stratum.
+        kappa: noise discount of each stratum.
+    """
+    return max_rate_per_s * 3600.0 * sum(share * information[name] * kappa[name] for name, share in mix.items())
+
+
+def fraction_of_optimum(information_per_hour: float, optimum: float) -> float | None:
+    """Achieved over possible; None when nothing is possible."""
+    return information_per_hour / optimum if optimum > 0 else None
+
+
+def groups_per_kept(success_rate: float, members: int) -> float:
+    """Groups that have to be generated for one that dynamic sampling keeps.
+
+    Example: rate 0.1, 8 members: 1.756.
+
+    Raises:
+        ValueError: unless the rate lies strictly between 0 and 1 and there are at least two members.
+    """
+    if not 0.0 < success_rate < 1.0 or members < 2:
+        raise ValueError(f"rate {success_rate} of {members} members never gives a mixed group")
+    return 1.0 / (1.0 - success_rate**members - (1.0 - success_rate) ** members)
+
+
+def group_loss(failure_rate: float, members: int) -> float:
+    """Probability that a group of independent members is hit at all: what dropping whole groups would cost.
+
+    Example: 5% of members lost, 8 members: 33.7% of groups.
+    """
+    return 1.0 - (1.0 - failure_rate) ** members

@@ -9,10 +9,11 @@ from planning.traces import oracle, run_trace, trace_scenario
 
 from headrace.algorithms.advantages import RewardTable, mean_only
 from headrace.algorithms.bounds import fluid_bound
-from headrace.algorithms.corrections import interpolated_logprobs, sequence_weights
+from headrace.algorithms.corrections import correct, interpolated_logprobs
 from headrace.algorithms.selection import NoAcceptanceError, acceptance_weights
 from headrace.planning.outcome import outcome_of
 from headrace.records.batch import BatchPlanned
+from headrace.records.learning.corrections import SequenceTis
 from headrace.scheduling.admission import Admission, AdmissionState
 from headrace.scheduling.ordering import BatchOrder, OpenGroup
 from headrace.scheduling.staleness import Sampled, lag_of
@@ -52,10 +53,13 @@ def test_a_version_label_of_another_sampler_multiplies_into_the_sequence_weight(
     case = oracle("staleness")["wrong_version"]
     given = case["inputs"]
     log_ratio = np.full(given["tokens"], given["log_ratio_per_token"])
-    (weight,) = sequence_weights(log_ratio, np.zeros(len(log_ratio), dtype=np.int64), 1)
-    assert weight == pytest.approx(case["expected"]["sequence_weight"], abs=1e-6)
-    (right,) = sequence_weights(0.0 * log_ratio, np.zeros(len(log_ratio), dtype=np.int64), 1)
-    assert right == 1.0
+    rows, no_cut = np.zeros(len(log_ratio), dtype=np.int64), SequenceTis(bound=1e300)
+    wrong, right = (
+        correct((no_cut,), ratio, rows, num_rows=1, advantages_N=np.ones(len(rows))).weights_N
+        for ratio in (log_ratio, 0.0 * log_ratio)
+    )
+    assert wrong == pytest.approx(case["expected"]["sequence_weight"], abs=1e-6)
+    assert set(right) == {1.0}
 
 
 def test_an_interpolated_anchor_mixes_probabilities_and_not_their_logs() -> None:

@@ -229,5 +229,5 @@ def test_training_and_held_out_tasks_share_no_content():
     assert source.next() is None
     held_out = source.held_out()
     assert [task.index for task in held_out] == [HELD_OUT + position for position in range(20)]
-    assert not {task.content_key for task in drawn} & {task.content_key for task in held_out}
+    assert not {task.question for task in drawn} & {task.question for task in held_out}
     assert {task.difficulty for task in drawn} == {"easy", "medium", "hard"}

@@ -11,7 +11,7 @@ from headrace.records.provenance import canonical_bytes
 from headrace.records.segment import Attachment, Origin
 from headrace.records.trajectory import ForkCause, PathParent
 from headrace.records.trajectory import Path as TokenPath
-from headrace.training.collate import collate, pad
+from headrace.training.collate import pad
 from headrace.training.packing import pack, pack_lists, read_transcripts
 
 
@@ -79,8 +79,6 @@ def test_padding_and_packing_hold_the_same_values(lab):
             np.testing.assert_array_equal(side[padded.valid_mask_BT], getattr(flat, field.name))
     assert not padded.action_mask_BT[~padded.valid_mask_BT].any()
     assert np.isnan(padded.behavior_logprobs_BT[~padded.valid_mask_BT]).all()
-    transcripts = read_transcripts((row.transcript for row in rows), lab.rows.__getitem__)
-    np.testing.assert_array_equal(collate(rows, transcripts).ids_BT, padded.ids_BT)
 
 
 def test_a_row_without_trained_tokens_is_allowed_and_counts_none(lab):

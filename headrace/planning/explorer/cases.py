@@ -61,8 +61,6 @@ WORLDS: dict[str, World] = {
 }
 """Worlds by name; seed s is of world s modulo their number."""
 
-_PORTS = ("inference", "environment", "grader", "trainer", JOURNAL)
-_EVERYWHERE = frozenset({FaultKind.REJECT, FaultKind.LOSE, FaultKind.DELAY, FaultKind.DUPLICATE})
 RANDOM_FAULTS: dict[str, frozenset[str]] = {
     "reject": frozenset({"inference", "environment", "grader", "trainer"}),
     "lose": frozenset({"inference", "environment", "grader", "trainer"}),
