@@ -67,7 +67,7 @@ class BatchJudge:
         decision, without = self._judge(batch, scores, set())
         recorder.record(decision.event(update, scores, batch.shaper.difficulties), key=str(update), cause=cause)
         rejected = len(without)
-        if may_refill and rejected >= self._group_size and (came := self._selector.refill(batch, rejected)):
+        if may_refill and rejected >= self._group_size and (came := self._selector.refill(batch, without)):
             recorder.record(BatchRefilled(update, rejected, came), key=str(update), cause=cause)
             left = [score for score in scores if score.transcript not in without]
             scores = await self._scored(update, batch, left, without, cause=cause)

@@ -10,7 +10,8 @@ holds no slot, and is named apart from those that were drawn for the update.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from headrace.config import AlgorithmSection
 from headrace.control.collecting import Collector, Group
@@ -22,7 +23,7 @@ from headrace.control.trained import ReplayChoice, TrainedGroups
 from headrace.errors import HeadraceError, IntegrityError
 from headrace.records.batch import BatchSelected
 from headrace.records.events import OrdinalState
-from headrace.records.ids import GroupId
+from headrace.records.ids import Address, GroupId
 from headrace.records.update import UpdateSkipped
 from headrace.scheduling.ordering import BatchOrder
 from headrace.scheduling.quotas import Quotas
@@ -126,16 +127,26 @@ class BatchSelector:
                 self.reject(group, "no member with a reward and an advantage")
         return None
 
-    def refill(self, batch: Batch, samples: int) -> tuple[GroupId, ...]:
-        """Adds a ready group for each group's worth of samples, by completion; those that came, by ordinal."""
-        taken = {group.id for group in batch.groups}
-        ready = [(rank, group) for group in self._collector.ready() if (rank := group.ready_rank) is not None]
-        free = [
-            group
-            for _, group in sorted(ready, key=lambda item: item[0])
-            if group.id not in taken and self._drop_reason(group) is None
+    def refill(self, batch: Batch, rejected: Collection[Address]) -> tuple[GroupId, ...]:
+        """Adds a ready group for each group's worth of rejected transcripts, as quotas and completion say; by ordinal."""
+        taken, size = {group.id.ordinal for group in batch.groups}, self._collector.group_size
+        ready = [
+            (rank, group)
+            for group in self._collector.ready()
+            if (rank := group.ready_rank) is not None and group.id.ordinal not in taken and not self._drop_reason(group)
         ]
-        added = sorted(free[: samples // self._collector.group_size], key=lambda group: group.id)
+        left = Counter[str]()
+        for group in batch.groups:
+            left[group.task.difficulty] += sum(item.result.transcript not in rejected for item in group.outcomes)
+        free = [group for _, group in sorted(ready, key=lambda item: item[0])]
+        ordinals = self._rules.quotas.replace(
+            [group.as_open() for group in free],
+            {group.id.ordinal: group.task.difficulty for group in (*free, *self._collector.running())},
+            {name: count / size for name, count in left.items()},
+            size=self._rules.order.batch_groups,
+            places=len(rejected) // size,
+        )
+        added = [self._collector.group(ordinal) for ordinal in ordinals]
         if added:
             batch.shaper = batch.shaper.extended(added)
             batch.groups.extend(added)

@@ -13,9 +13,10 @@ from test_learning_signal import run_with_plans
 from headrace.control.gating import StatisticalGate, breaches
 from headrace.control.scoring import signal_figures
 from headrace.errors import ConfigError
-from headrace.records.batch import BatchPlanned, BatchRefilled, GroupRejected
+from headrace.records.batch import BatchPlanned, BatchRefilled, BatchSelected, GroupRejected
 from headrace.records.gate import BatchGated, Gate
 from headrace.records.ids import Address
+from headrace.records.task import TaskDrawn
 from headrace.records.update import BatchScored, RowScore
 from headrace.reporting.folds.index import RunIndex
 from headrace.reporting.folds.signal import learning_signal
@@ -149,10 +150,10 @@ def test_masked_and_down_weighted_rows_stay_in_their_group_and_rejected_ones_lea
     assert all(reason.startswith("statistical gate") for reason in filtered)
 
 
-def refilled(on_reject):
+def refilled(on_reject, updates=8, **rules):
     bounds = {**OFF, "max_weight": 1.1, "action": "reject", "on_reject": on_reject}
-    schedule = {**ASYNC, "credit_batches": 6, "group_size": 2}
-    result, plans = run_with_plans(of=faultless(), updates=8, algorithm={"gate": bounds}, schedule=schedule)
+    schedule = {**ASYNC, "credit_batches": 6, "group_size": 2, **rules}
+    result, plans = run_with_plans(of=faultless(), updates=updates, algorithm={"gate": bounds}, schedule=schedule)
     return result, plans
 
 
@@ -177,6 +178,22 @@ def test_rejected_samples_are_replaced_from_ready_groups_or_the_step_is_smaller_
             assert gained[-1] <= sum(row.group in came.groups for row in plan.rows)
     assert max(gained) > 0
     assert result.summary.updates == 8
+
+
+def test_replacements_keep_the_places_that_quotas_hold():
+    result, _ = refilled("replace", updates=12, quotas={"easy": 0.5, "medium": 0.25})
+    strata = {event.key: event.payload.difficulty for event in result.events if isinstance(event.payload, TaskDrawn)}
+    selected = {item.update: item.groups for item in payloads(result, BatchSelected)}
+    judged = {item.update: item.strata for item in reversed(payloads(result, BatchGated))}  # the first judging
+    num_held = 0
+    for item in payloads(result, BatchRefilled):
+        lost = sum(part.affected for part in judged[item.update] if part.difficulty == "easy")
+        left = sum(strata[str(group)] == "easy" for group in selected[item.update]) - lost / 2
+        held = min(item.rejected // 2, max(0, math.ceil(2 - left)))  # of the easy ones, some are open at any time
+        others = sum(strata[str(group)] != "easy" for group in item.groups)
+        assert others <= item.rejected // 2 - held
+        num_held += held
+    assert num_held > 1
 
 
 def test_a_run_that_dies_around_a_replacement_breaks_no_law_and_replaces_once():

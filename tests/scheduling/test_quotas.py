@@ -33,3 +33,30 @@ def test_places_for_all_leave_the_order_nothing_to_choose():
 def test_the_last_batch_is_as_small_as_what_is_left():
     assert choose({"hard": 0.5}, [OpenGroup(0, 0, 0), OpenGroup(6, 0, 1)], is_last=True) == (0, 6)
     assert choose({"hard": 0.5}, []) is None
+
+
+def replace(shares, ready, left, *, places=1, running=()):
+    strata = {group.ordinal: STRATA[group.ordinal] for group in ready} | {
+        ordinal: STRATA[ordinal] for ordinal in running
+    }
+    return Quotas(shares).replace(ready, strata, left, size=4, places=places)
+
+
+def test_without_quotas_rejected_samples_are_replaced_by_completion():
+    assert replace({}, [OpenGroup(6, 0, 1), OpenGroup(0, 0, 2)], {"easy": 3.0}) == (6,)
+    assert replace({}, [OpenGroup(3, 0, 1), OpenGroup(0, 0, 2)], {"easy": 2.0}, places=9) == (0, 3)
+
+
+def test_a_stratum_that_lost_its_share_is_replaced_by_its_own_first():
+    both = [OpenGroup(0, 0, 1), OpenGroup(6, 0, 2), OpenGroup(7, 0, 3)]
+    assert replace({"hard": 0.5}, both, {"easy": 2.0, "hard": 1.0}) == (6,)
+    assert replace({"hard": 0.5}, both, {"easy": 2.0, "hard": 0.5}, places=2) == (6, 7)
+    assert replace({"hard": 0.5}, both, {"easy": 1.0, "hard": 1.0}, places=2) == (0, 6)
+    assert replace({"hard": 0.5}, both, {"easy": 1.0, "hard": 2.0}) == (0,)
+
+
+def test_a_held_place_stays_empty_while_its_stratum_runs_and_is_free_when_it_has_no_open_group():
+    easy = [OpenGroup(0, 0, 1), OpenGroup(1, 0, 2)]
+    left = {"easy": 1.0, "hard": 1.0}
+    assert replace({"hard": 0.5}, easy, left, places=2, running=(6,)) == (0,)
+    assert replace({"hard": 0.5}, easy, left, places=2) == (0, 1)
