@@ -84,7 +84,7 @@ def bound_s(demands: Demands, rule: str) -> float:
     """Least seconds of an update: of the busiest resource, where shared devices are one."""
     engine, trainer = demands.decode + demands.prefill, demands.trainer
     devices = [engine + trainer + demands.switch] if rule == "colocate_async" else [engine, trainer]
-    return max(*devices, demands.environment_cpu, demands.external_wait, demands.grader)
+    return max(*devices, demands.environment_cpu, demands.external_wait, demands.external_service, demands.grader)
 
 
 def cell(load: str, rule: str, seed: int, *, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:

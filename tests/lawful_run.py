@@ -316,7 +316,7 @@ class _Script:
             artifact=artifact.address,
         )
         row = row_of("transcript", transcript)
-        side = row_of("side", SideRecord(row.address, 2, 0.4, 0.1, 0.2, 1.0, 0, Metering(), 0))
+        side = row_of("side", SideRecord(row.address, 2, 0.4, 0.1, 0.0, 0.2, 1.0, 0, Metering(), 0))
         sealed = TranscriptSealed(
             transcript=row.address,
             side=side.address,

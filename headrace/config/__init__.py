@@ -9,6 +9,7 @@ from headrace.config.schedule import Mode, ScheduleSection, StalenessPolicy
 from headrace.config.sections import (
     AdapterSection,
     CheckpointSection,
+    EnvironmentSection,
     EvaluationSection,
     GraderSection,
     PolicySection,
@@ -23,6 +24,7 @@ __all__ = [
     "AlgorithmSection",
     "CheckpointSection",
     "Config",
+    "EnvironmentSection",
     "EvaluationSection",
     "GraderSection",
     "Mode",

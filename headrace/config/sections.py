@@ -33,6 +33,15 @@ class AdapterSection(Section, frozen=True):
     options: dict[str, Any] = {}
 
 
+class EnvironmentSection(AdapterSection, frozen=True):
+    """Attributes:
+    calls_per_s: tool calls that the external service behind the tools lets begin in a second, evenly spaced, over the whole
+        run; a call waits its turn in the order of asking, until the wall budget of its episode ends. None has no bound.
+    """
+
+    calls_per_s: float | None = None
+
+
 class GraderSection(AdapterSection, frozen=True):
     """Attributes:
     placement: where the grader's process stands: `service` by itself, `environment` beside the tools, `rollout` beside

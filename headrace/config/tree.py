@@ -5,6 +5,7 @@ from headrace.config.schedule import ScheduleSection
 from headrace.config.sections import (
     AdapterSection,
     CheckpointSection,
+    EnvironmentSection,
     EvaluationSection,
     GraderSection,
     PolicySection,
@@ -42,7 +43,7 @@ class Config(Section, frozen=True):
     harness: AdapterSection = AdapterSection(kind="chatml")
     policy: PolicySection = PolicySection()
     inference: AdapterSection = AdapterSection(kind="embedded")
-    environment: AdapterSection = AdapterSection(kind="sandbox")
+    environment: EnvironmentSection = EnvironmentSection(kind="sandbox")
     grader: GraderSection = GraderSection(kind="reasoning_gym")
     algorithm: AlgorithmSection = AlgorithmSection()
     trainer: AdapterSection = AdapterSection(kind="torch")
@@ -79,6 +80,10 @@ class Config(Section, frozen=True):
             raise ConfigError(
                 f"schedule.group_size is 1 with algorithm.advantage {self.algorithm.advantage}; a group baseline needs at "
                 "least 2 members, reinforce_pp and gae need none"
+            )
+        if self.environment.calls_per_s is not None and not self.environment.calls_per_s > 0:
+            raise ConfigError(
+                f"environment.calls_per_s is {self.environment.calls_per_s}; it must be positive, or absent for no bound"
             )
         for name in TimeoutSection.__struct_fields__:
             if not getattr(self.timeouts, name) > 0:

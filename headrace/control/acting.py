@@ -12,6 +12,7 @@ this one was intended, is no answer: it is recorded as refused, and the outcome 
 
 from collections.abc import Callable
 
+from headrace.control.pacing import ServiceTurns
 from headrace.control.past import AttemptPast
 from headrace.control.recorder import OwnerPen, WorkerClock
 from headrace.errors import EnvironmentFault, EnvironmentFenced, IntegrityError, Outcome
@@ -36,6 +37,7 @@ class ActionRunner:
         recorder: where it is said.
         clock: times the environment.
         past: what was done of them before this process began.
+        service: holds calls back, each try by itself; none does by default.
 
     Attributes:
         has_intended: whether any action of the attempt has an INTENT.
@@ -45,16 +47,25 @@ class ActionRunner:
 
     handle: Handle
 
-    def __init__(self, environment: Environment, recorder: OwnerPen, clock: WorkerClock, past: AttemptPast) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        recorder: OwnerPen,
+        clock: WorkerClock,
+        past: AttemptPast,
+        *,
+        service: ServiceTurns | None = None,
+    ) -> None:
         self.has_intended = bool(past.intents)
         self._past = past
         self._environment = environment
         self._recorder = recorder
         self._clock = clock
+        self._service = service or ServiceTurns()
         self.revision: Address | None = None
 
-    async def run(self, action: Action, lease: Lease, timeout_s: float) -> tuple[Receipt, int]:
-        """The receipt and the sequence number of its COMMIT.
+    async def run(self, action: Action, lease: Lease, timeout_s: float, wait_s: float = 0.0) -> tuple[Receipt, int]:
+        """The receipt and the sequence number of its COMMIT; `wait_s` is what its turn at the service took.
 
         Raises:
             EnvironmentFault: when the boundary failed for good; `UnknownEffect` when an effect outside is possible.
@@ -70,7 +81,8 @@ class ActionRunner:
         intent = 0
         if intended is None:
             self.has_intended = True
-            intent = self._recorder.record(ActionIntended(action, lease.token, effect, self.revision), key=key)
+            intended = ActionIntended(action, lease.token, effect, self.revision, wait_s)
+            intent = self._recorder.record(intended, key=key)
             if effect is not EffectClass.PURE:
                 await self._recorder.durable(intent)
         receipt = await self._execute(action, lease, timeout_s)
@@ -95,7 +107,7 @@ class ActionRunner:
                     receipt = await self._probe(action, lease, timeout_s, fault)
                     if receipt is not None:
                         return receipt
-                if try_number == _TRIES:
+                if try_number == _TRIES or await self._service.turn(timeout_s) is None:
                     raise
             finally:
                 self._clock.leave()

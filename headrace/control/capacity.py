@@ -35,8 +35,9 @@ class CapacityWatch:
         match event.payload:
             case TurnGenerated(episode=episode, wait_s=wait_s) if episode.purpose is Purpose.TRAIN:
                 self._waited[episode] = self._waited.get(episode, 0.0) + wait_s
-            case ActionIntended(action=action) if action.id.episode.purpose is Purpose.TRAIN:
+            case ActionIntended(action=action, wait_s=wait_s) if action.id.episode.purpose is Purpose.TRAIN:
                 self._intended_ns[action.id] = event.t_ns
+                self._waited[action.id.episode] = self._waited.get(action.id.episode, 0.0) + wait_s
             case ActionCommitted(action_id=action_id, metering=metering) if action_id in self._intended_ns:
                 elapsed_s = (event.t_ns - self._intended_ns.pop(action_id)) / 1e9
                 waited_s = self._waited.get(action_id.episode, 0.0)

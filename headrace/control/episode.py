@@ -18,6 +18,7 @@ from headrace.config import TimeoutSection
 from headrace.control.acting import ActionRunner, UnknownEffect
 from headrace.control.generating import TurnGenerator
 from headrace.control.opening import EnvironmentOpener, RunInterrupted
+from headrace.control.pacing import ServiceTurns
 from headrace.control.past import AttemptPast
 from headrace.control.recorder import OwnerPen, Recorder, WorkerClock
 from headrace.control.sealing import EpisodeTrace, Sealed, Sealer
@@ -75,13 +76,14 @@ class EpisodeSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodePorts:
-    """What a driver acts through, with the clocks that time it."""
+    """What a driver acts through, with the clocks that time it, and the queue before the service behind the tools."""
 
     harness: Harness
     inference: Inference
     environment: Environment
     inference_clock: WorkerClock
     environment_clock: WorkerClock
+    service: ServiceTurns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +163,9 @@ class _Attempt:
         self._budget = spec.task.budget
         self._loop = asyncio.get_running_loop()
         self.past = spec.past or _NO_PAST
-        self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock, self.past)
+        self._actions = ActionRunner(
+            ports.environment, recorder, ports.environment_clock, self.past, service=ports.service
+        )
         self._opener = EnvironmentOpener(
             ports.environment,
             recorder,
@@ -294,18 +298,34 @@ class _Attempt:
             is_committed = action.id in self.past.commits
             if is_over and not is_committed:
                 break
+            wait_s: float | None = 0.0
             if not is_committed:
                 self._opener.look_ahead(action.id)
+                wait_s = await self._service_turn()
+                if wait_s is None:
+                    break
             begin_s = self._loop.time()
-            receipt, commit = await self._actions.run(action, self._lease, self._tool_timeout_s())
+            receipt, commit = await self._actions.run(action, self._lease, self._tool_timeout_s(), wait_s)
             trace.tool_s += receipt.metering.wall_s if is_committed else self._loop.time() - begin_s
             trace.metering = trace.metering + receipt.metering
             receipts.append((action, receipt, commit))
             if self._limit_reached(step):
                 break
+        if not receipts:
+            return Limit.WALL
         outputs = [receipt.output for _, receipt, _ in receipts]
         self._observe(receipts, self._within(len(outputs), lambda room: harness.observe(outputs, room)))
         return self._limit_reached(step)
+
+    async def _service_turn(self) -> float | None:
+        """Seconds that the next call waited for its turn at the service; None where the wall limit came first."""
+        begin_s = self._loop.time()
+        left_s = self._wall_deadline_s - begin_s if self._has_wall_limit else None
+        wait_s = await self._ports.service.turn(left_s)
+        self.trace.service_s += self._loop.time() - begin_s
+        if wait_s is None:
+            self._generator.stop()
+        return wait_s
 
     def _within(self, count: int, observe: Callable[[int], ObservedTokens]) -> ObservedTokens:
         """Observations of one step that share what is left of `episode_tokens`, the template around them included.

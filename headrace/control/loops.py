@@ -17,6 +17,7 @@ from headrace.control.evaluating import EvaluationSettings, Evaluator
 from headrace.control.grading import Grading
 from headrace.control.leases import CountingLeases
 from headrace.control.member import MemberRunner
+from headrace.control.pacing import ServiceTurns
 from headrace.control.past import RunPast
 from headrace.control.publishing import WORKER, Publisher, PublishSettings
 from headrace.control.recorder import WorkerClock
@@ -215,6 +216,7 @@ def _member_runner(
             ports.environment,
             engine_clock,
             WorkerClock(recorder, "environment"),
+            ServiceTurns(config.environment.calls_per_s),
         ),
         recorder,
         Sealer(recorder, ports.harness, ports.environment.version, context.versions.weights),

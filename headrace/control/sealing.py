@@ -51,6 +51,7 @@ class EpisodeTrace:
     generate_s: float = 0.0
     wait_s: float = 0.0
     tool_s: float = 0.0
+    service_s: float = 0.0
     preemptions: int = 0
     metering: Metering = dataclasses.field(default_factory=Metering)
 
@@ -138,6 +139,7 @@ class Sealer:
                 turns=trace.turns,
                 generate_s=trace.generate_s,
                 tool_s=trace.tool_s,
+                service_s=trace.service_s,
                 wait_s=trace.wait_s,
                 wall_s=wall_s,
                 preemptions=trace.preemptions,

@@ -99,6 +99,7 @@ def fit_events(events: Callable[[], Iterable[Event]], read: Read, name: str) -> 
         group_size=schedule.group_size,
         batch_groups=schedule.batch_groups,
         updates=samples.config.run.updates,
+        external_calls_per_s=samples.config.environment.calls_per_s,
         placement="shared" if samples.switch_s else "separate",
         switch_s=float(np.mean(samples.switch_s)) if samples.switch_s else 0.0,
     )

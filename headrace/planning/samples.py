@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from headrace.config import Config
+from headrace.records.action import ActionIntended
 from headrace.records.batch import BatchSelected, GroupClosed
 from headrace.records.events import Event
 from headrace.records.ids import EpisodeId, Purpose
@@ -68,7 +69,7 @@ class Samples:
         episodes: of training, sealed with sampled tokens.
         held_out: ordinals of held-out tasks.
         turns: start, end (seconds) and sampled tokens.
-        gaps: group, and seconds between a turn and the request for the next.
+        gaps: group, and seconds between a turn and the request for the next, less the wait for a turn at the service.
         unfinished: episodes that a boundary failed.
     """
 
@@ -94,6 +95,7 @@ class Samples:
         self.pause_s: list[float] = []
         self.switch_s: list[float] = []
         self.unfinished = 0
+        self._held: dict[str, float] = defaultdict(float)
         self._last: dict[str, float] = {}
         self._started: set[str] = set()
         self._sealed: dict[str, float] = {}
@@ -111,6 +113,8 @@ class Samples:
             case EpisodeStarted():
                 self._last[event.key] = t_s
                 self._started.add(event.key)
+            case ActionIntended(action=action, wait_s=wait_s):
+                self._held[str(action.id.episode)] += wait_s
             case TurnGenerated():
                 self._turn(event.payload, t_s)
             case TranscriptSealed():
@@ -167,7 +171,7 @@ class Samples:
             self.turns.append((t_s - turn.generate_s, t_s, count))
         asked_s = t_s - turn.generate_s - turn.wait_s
         if key in self._last:
-            gap_s = max(0.0, asked_s - self._last[key])
+            gap_s = max(0.0, asked_s - self._last[key] - self._held.pop(key, 0.0))
             is_first = key in self._started
             self._started.discard(key)
             if self._is_steady and is_first:
@@ -179,6 +183,7 @@ class Samples:
     def _seal(self, key: str, sealed: TranscriptSealed, t_s: float) -> None:
         episode = EpisodeId.parse(key)
         last_s = self._last.pop(key, t_s)
+        self._held.pop(key, None)
         if episode.group.purpose != Purpose.TRAIN.value:
             self.held_out.add(episode.group.ordinal)
         elif sealed.sampled_tokens and self._is_steady:

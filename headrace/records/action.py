@@ -54,12 +54,14 @@ class ActionIntended(msgspec.Struct, frozen=True, gc=False, tag="action_intended
         token: lease under which it runs.
         effect: class of the environment.
         revision: environment revision at the start of the step, if it keeps revisions.
+        wait_s: seconds that it waited before for its turn at the external service; 0 where no rate limit is set.
     """
 
     action: Action
     token: LeaseToken
     effect: EffectClass
     revision: Address | None = None
+    wait_s: float = 0.0
 
 
 class ActionCommitted(msgspec.Struct, frozen=True, gc=False, tag="action_committed"):

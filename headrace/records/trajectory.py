@@ -189,6 +189,7 @@ class SideRecord(msgspec.Struct, frozen=True, gc=False):
         turns: policy turns.
         generate_s: seconds in the engine.
         tool_s: seconds in the environment.
+        service_s: seconds waiting for a turn at the external service behind the tools.
         wait_s: seconds waiting for an engine slot.
         wall_s: seconds from start to terminal.
         preemptions: how often a cache was rebuilt or a slot taken.
@@ -200,6 +201,7 @@ class SideRecord(msgspec.Struct, frozen=True, gc=False):
     turns: int
     generate_s: float
     tool_s: float
+    service_s: float
     wait_s: float
     wall_s: float
     preemptions: int

@@ -204,9 +204,10 @@ def _ending(view: EpisodeLike) -> Iterable[str]:
     side = view.side
     if side is not None:
         used = side.metering
+        service = f", {duration(side.service_s)} for a turn at the service" if side.service_s else ""
         yield (
             f"time       {duration(side.wall_s)}: {duration(side.wait_s)} for a slot, {duration(side.generate_s)} "
-            f"generating, {duration(side.tool_s)} in tools"
+            f"generating, {duration(side.tool_s)} in tools{service}"
         )
         memory = size(used.memory_peak_bytes) if used.memory_peak_bytes else ABSENT
         yield f"used       {duration(used.cpu_s)} of CPU, peak memory {memory}"

@@ -15,6 +15,7 @@ from headrace.control.episode import EpisodeDriver, EpisodePorts, EpisodeSetting
 from headrace.control.grading import Grading
 from headrace.control.leases import CountingLeases
 from headrace.control.member import MemberRunner, MemberSpec
+from headrace.control.pacing import ServiceTurns
 from headrace.control.publishing import WORKER
 from headrace.control.recorder import Recorder, WorkerClock, sealed_row
 from headrace.control.sealing import Sealed, Sealer
@@ -93,6 +94,7 @@ class Bench:
                 self.environment,
                 WorkerClock(recorder, WORKER),
                 WorkerClock(recorder, "environment"),
+                ServiceTurns(config.environment.calls_per_s),
             ),
             recorder,
             Sealer(recorder, self.harness, self.environment.version, weights),

@@ -163,6 +163,7 @@ def _parquet_row(trajectory: Trajectory, path: int) -> dict[str, Any]:
             "generate_sequences": side.generate_s,
             "tool_calls": side.tool_s,
             "num_preempted": side.preemptions,
+            "service_s": side.service_s,
             "wait_s": side.wait_s,
             "wall_s": side.wall_s,
             "environment_cpu_s": side.metering.cpu_s,

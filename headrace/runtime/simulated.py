@@ -8,6 +8,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from headrace.checkers import LawChecker, bounds_of, lost_records
 from headrace.config import Config
 from headrace.control.context import Ports, RunFacts
@@ -44,7 +46,8 @@ class Simulation:
     """What to simulate, and how closely to watch it.
 
     Attributes:
-        config: the configuration; its adapter sections are ignored, the workers are the scenario's.
+        config: the configuration; its adapter sections are ignored, the workers and the rate limit of the service behind
+            the tools are the scenario's.
         scenario: workload and costs.
         shuffle_seed: explores another interleaving of ready callbacks per seed; None keeps asyncio's order.
         is_checked: whether every law is checked after every event.
@@ -154,7 +157,9 @@ def resumed_laws(config: Config, journal: MemoryJournal) -> Observer:
 
 async def run_simulated(simulation: Simulation, observers: Sequence[Observer], disk: SimulatedDisk) -> SimulationResult:
     """`simulate` on the loop that runs already: two on the same disk are two processes that both believe to be the one."""
-    config, scenario = simulation.config, simulation.scenario
+    scenario = simulation.scenario
+    environment = msgspec.structs.replace(simulation.config.environment, calls_per_s=scenario.external_calls_per_s)
+    config = msgspec.structs.replace(simulation.config, environment=environment)
     policy_id = PolicyId(config.policy.policy_id)
     draws, shelf = Draws(scenario.workload, config.run.seed), disk.shelf
     stored = MemoryJournal(disk.storage) if simulation.keeps_log else None
@@ -173,7 +178,6 @@ async def run_simulated(simulation: Simulation, observers: Sequence[Observer], d
             draws,
             effect=simulation.effect,
             num_slots=scenario.environment_slots,
-            calls_per_s=scenario.external_calls_per_s,
             effects=disk.effects,
         ),
         grader=SimulatedGrader(draws, num_slots=scenario.grader_slots),

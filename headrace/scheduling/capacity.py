@@ -35,7 +35,8 @@ class CapacityWindow(msgspec.Struct, frozen=True):
     Attributes:
         interval_s: how long it lasted.
         episodes: training episodes that ended in it.
-        wait_s: median over them of the seconds that each waited for a slot of the engine or of the environment.
+        wait_s: median over them of the seconds that each waited for a slot of the engine, of the environment or of
+            the service behind it.
         ready_groups: finished groups that no update had taken at its end.
         idle_share: share of it in which the trainer had nothing to do.
     """

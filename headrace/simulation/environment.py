@@ -74,7 +74,6 @@ class SimulatedEnvironment:
         *,
         effect: EffectClass = EffectClass.PURE,
         num_slots: int | None = None,
-        calls_per_s: float | None = None,
         worker: str = "environment",
         effects: collections.Counter[ActionId] | None = None,
     ) -> None:
@@ -84,7 +83,6 @@ class SimulatedEnvironment:
             draws: the workload under its seed.
             effect: what its actions do to the world.
             num_slots: actions that run at the same time; None has no bound.
-            calls_per_s: actions that the external service behind them lets begin; None has no bound.
             worker: its name.
             effects: where the world outside counts; one of its own by default.
         """
@@ -94,8 +92,8 @@ class SimulatedEnvironment:
         self.tools: tuple[ToolSchema, ...] = (TOOL,)
         self._draws = draws
         self._worker = worker
-        self._bounds = num_slots, calls_per_s
-        self._slots = Slots(*self._bounds)
+        self._num_slots = num_slots
+        self._slots = Slots(num_slots)
         self._life = 0
         self._openings = 0
         self._pending = PendingCalls()
@@ -251,7 +249,7 @@ class SimulatedEnvironment:
         """The executor dies with every environment and receipt, and comes back as another incarnation."""
         self._life += 1
         self._worlds = {}
-        self._slots = Slots(*self._bounds)
+        self._slots = Slots(self._num_slots)
         self._pending.fail_all(lambda: _fault(f"{self._worker} crashed", Outcome.LOST))
 
     def _fence(self, episode: EpisodeId, lease: Lease) -> None:

@@ -54,27 +54,17 @@ class PendingCalls:
 class Slots:
     """Servers that take work in order of arrival. With durations known on arrival, the end is known at once."""
 
-    def __init__(self, num_slots: int | None, starts_per_s: float | None = None) -> None:
-        """None has no bound.
-
-        Args:
-            num_slots: work at the same time.
-            starts_per_s: a service's limit; one start follows another after no less than its reciprocal.
-        """
-        self._gap_s = 0.0 if starts_per_s is None else 1.0 / starts_per_s
-        self._next_s = 0.0
+    def __init__(self, num_slots: int | None) -> None:
+        """None has no bound."""
         self._free_at_s = None if num_slots is None else [0.0] * num_slots
 
     def start_s(self, now_s: float) -> float:
         """When work that arrives now would start."""
-        return max(now_s, self._next_s, 0.0 if self._free_at_s is None else self._free_at_s[0])
+        return now_s if self._free_at_s is None else max(now_s, self._free_at_s[0])
 
     def take(self, now_s: float, duration_s: float) -> float:
         """When work that arrives now ends; its server is taken until then."""
-        start_s = self.start_s(now_s)
-        end_s = start_s + duration_s
-        if self._gap_s:
-            self._next_s = start_s + self._gap_s
+        end_s = self.start_s(now_s) + duration_s
         if self._free_at_s is not None:
             heapq.heapreplace(self._free_at_s, end_s)
         return end_s

@@ -6,15 +6,17 @@ import pytest
 from control.local_runs import verified_run
 
 from headrace.config import decode_config
+from headrace.records.action import ActionIntended
 from headrace.records.batch import BatchPlanned, CapacityDecided, GroupRejected
 from headrace.records.task import TaskDrawn
 
 UPDATES = 5
+CALLS_PER_S = 100.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["cancel", "requeue"])
-def test_a_live_run_accounts_for_all_work_that_it_ends_while_it_finds_its_credit(
+def test_a_live_run_accounts_for_all_work_that_it_ends_while_it_finds_its_credit_and_keeps_to_a_rate_limit(
     policy: str, warm_policy: Path, tmp_path: Path
 ) -> None:
     config = decode_config(
@@ -24,6 +26,7 @@ def test_a_live_run_accounts_for_all_work_that_it_ends_while_it_finds_its_credit
             "tasks": {"kind": "reasoning_gym", "options": {"held_out_per_stratum": 1}},
             "policy": {"kind": "folder", "options": {"path": str(warm_policy)}},
             "inference": {"kind": "embedded", "options": {"slots": 4, "context": 256}},
+            "environment": {"kind": "sandbox", "calls_per_s": CALLS_PER_S},
             "schedule": {
                 "mode": "separate_async",
                 "batch_groups": 3,
@@ -37,7 +40,12 @@ def test_a_live_run_accounts_for_all_work_that_it_ends_while_it_finds_its_credit
         },
         "live policies",
     )
-    payloads = [event.payload for event in verified_run(config, tmp_path / "run")]
+    events = verified_run(config, tmp_path / "run")
+    payloads = [event.payload for event in events]
+    called = [(event.t_ns, event.payload.wait_s) for event in events if isinstance(event.payload, ActionIntended)]
+    assert sum(wait_s for _, wait_s in called) > 0.0
+    # The first call may be noted late, and no bound says how late; half of the time is far from chance.
+    assert (called[-1][0] - called[0][0]) / 1e9 > 0.5 * (len(called) - 1) / CALLS_PER_S
     assert all(item.oldest_lag == 0 for item in payloads if isinstance(item, BatchPlanned))
     assert [item.version for item in payloads if isinstance(item, CapacityDecided)] == list(range(1, UPDATES + 1))
     stale = [item for item in payloads if isinstance(item, GroupRejected) and item.state == "filtered"]

@@ -15,6 +15,7 @@ from headrace.checkers import ActionOrder, Checker, Read, Sealing, SingleOwner, 
 from headrace.config import TimeoutSection
 from headrace.control.episode import EpisodeDriver, EpisodePorts, EpisodeSettings, EpisodeSpec
 from headrace.control.leases import CountingLeases
+from headrace.control.pacing import ServiceTurns
 from headrace.control.past import AttemptPast
 from headrace.control.recorder import Recorder, WorkerClock, sealed_row
 from headrace.control.sealing import Sealer
@@ -126,6 +127,7 @@ async def _run(
         environment,
         WorkerClock(recorder, "inference"),
         WorkerClock(recorder, "environment"),
+        ServiceTurns(),
     )
     driver = EpisodeDriver(
         ports,

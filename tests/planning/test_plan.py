@@ -9,7 +9,6 @@ from headrace.errors import ConfigError
 from headrace.planning.bottleneck import bottleneck_of, demands_of
 from headrace.planning.decode_rate import decode_points
 from headrace.planning.fit import Fitted, fit_events, fit_run, law_of, steps_of
-from headrace.planning.outcome import OutcomeFold
 from headrace.planning.plan_text import render_plan
 from headrace.planning.whatif import (
     REPLAY_SEEDS,
@@ -128,12 +127,19 @@ def test_an_external_service_s_rate_limit_bounds_throughput_and_is_named_as_the_
     assert limited.fluid_groups_per_s == pytest.approx(0.25 * free.fluid_groups_per_s)
     assert next(iter(demands_of(limited, None, None).table())) == "external service"
     schedule = {"group_size": limited.group_size, "batch_groups": limited.batch_groups, **SCHEDULES["asynchronous"]}
-    fold = OutcomeFold(9)
     tree = {"run": {"updates": 9}, "schedule": schedule, "evaluation": {"every_updates": 0}}
-    simulate(Simulation(decode_config(tree, "limited"), limited, is_checked=False), observers=[fold.observe])
-    measured = fold.outcome()
-    assert 0.8 < measured.steady_groups_per_ks / (1e3 * limited.fluid_groups_per_s) < 1.15
-    assert bottleneck_of(demands_of(limited, None, None), measured, limited).startswith("external service")
+    disk = SimulatedDisk()
+    simulate(Simulation(decode_config(tree, "limited"), limited, is_checked=False), disk=disk)
+    journal = MemoryJournal(disk.storage)
+    found = fit_events(journal.events, journal.read, "limited")
+    assert 0.8 < found.measured.steady_groups_per_ks / (1e3 * limited.fluid_groups_per_s) < 1.15
+    assert found.scenario.external_calls_per_s == limited.external_calls_per_s
+    assert found.scenario.workload.tool_s.mean < 2 * free.workload.tool_s.mean, (
+        "the queue is not part of the tools' time"
+    )
+    assert bottleneck_of(demands_of(found.scenario, None, None), found.measured, found.scenario).startswith(
+        "external service"
+    )
 
 
 def test_more_engines_and_trainers_scale_what_they_are(runs: dict[str, Fitted]) -> None:

@@ -123,7 +123,7 @@ class Log:
             episode, task, terminal or Success(), actions, malformed=malformed, forks=forks, version=version
         )
         side = SideRecord(
-            transcript.address, 1, 0.5, 0.1, wait_s, 1.0 + wait_s, 0, Metering(0.1, cpu_s), 2 * len(actions)
+            transcript.address, 1, 0.5, 0.1, 0.0, wait_s, 1.0 + wait_s, 0, Metering(0.1, cpu_s), 2 * len(actions)
         )
         sealed = TranscriptSealed(
             self.row(transcript),

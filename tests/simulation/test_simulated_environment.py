@@ -120,24 +120,6 @@ def test_actions_wait_for_a_slot_in_order_and_are_rejected_when_none_comes_free_
     run_virtual(main())
 
 
-def test_calls_begin_no_faster_than_the_external_service_allows():
-    async def main() -> None:
-        _, task = bench()
-        limited = SimulatedEnvironment(bench()[0]._draws, calls_per_s=0.5)
-        handle = await limited.open(task, EPISODE, lease(), 10)
-        ends = list[float]()
-
-        async def call(step: int) -> None:
-            receipt = await limited.execute(handle, action(step), lease(), 100)
-            assert receipt.metering.wall_s == 2.0
-            ends.append(now())
-
-        await asyncio.gather(*(call(step) for step in range(4)))
-        assert ends == [3.0, 5.0, 7.0, 9.0]
-
-    run_virtual(main())
-
-
 def test_an_older_lease_is_fenced_and_runs_nothing():
     async def main() -> None:
         environment, task = bench()

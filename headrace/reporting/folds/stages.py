@@ -28,6 +28,7 @@ _WAIT_BINS = 24
 STAGES = {
     "engine slot": "turns",
     "generation": "turns",
+    "external service": "calls",
     "tool": "calls",
     "grading": "gradings",
     "group completion": "members",
@@ -35,7 +36,7 @@ STAGES = {
     "training": "updates",
     "publication": "updates",
 }
-"""Stages in the order of a group's life, with what waits there."""
+"""Stages in the order of a group's life, with what waits there; the external service only where it has a rate limit."""
 
 
 class StageWait(msgspec.Struct, frozen=True):
@@ -167,7 +168,9 @@ class StageTimes:
                 slot_ns = t_ns - round(generate_s * 1e9)
                 spans["engine slot"].add(slot_ns - round(wait_s * 1e9), slot_ns)
                 spans["generation"].add(slot_ns, t_ns)
-            case ActionIntended(action=action):
+            case ActionIntended(action=action, wait_s=wait_s):
+                if self._is_paced:
+                    spans["external service"].add(t_ns - round(wait_s * 1e9), t_ns)
                 spans["tool"].enter(action.id, t_ns)
                 self._acting.setdefault(action.id.episode, []).append(action.id)
             case ActionCommitted(action_id=action_id):
@@ -205,6 +208,8 @@ class StageTimes:
         window = (commits[0], commits[-1]) if len(commits) > 1 else (start_ns, end_ns)
         bins = Bins(start_ns, end_ns, num=_WAIT_BINS)
         table = {**self._spans, "publication": self._publications()}
+        if not self._is_paced:
+            del table["external service"]
         ages = self._spans["ready queue"].waits_s()
         return Stages(
             waits=tuple(_wait(name, spans) for name, spans in table.items()),
@@ -219,6 +224,11 @@ class StageTimes:
                 for name, spans in table.items()
             ),
         )
+
+    @property
+    def _is_paced(self) -> bool:
+        config = self._index.config
+        return config is not None and config.environment.calls_per_s is not None
 
     def _publications(self) -> Spans:
         """From the optimizer's step to the last worker's switch."""
