@@ -23,9 +23,9 @@ from headrace.store.blobs import FileBlobs
 from headrace.store.disk import Disk
 from headrace.store.group_commit import InlineCommit
 from headrace.store.kept import KeptWeights
-from headrace.store.reader import JournalReader, open_reader
+from headrace.store.reader import JournalReader, StoredLate, open_reader
 from headrace.store.rebuild import STAGING, fold_old_log, take_place, write_journal
-from headrace.store.salvage import Break, Finding, SalvagedEvents, SalvagedRows
+from headrace.store.salvage import Break, Finding, SalvagedEvents, SalvagedRows, salvaged_late
 from headrace.store.sqlite import SqliteJournal, WriterLock
 
 QUARANTINE = "quarantine"
@@ -75,6 +75,7 @@ class _Diagnosis:
         reason: of the cut.
         damaged_blobs: files to set aside.
         losses: by address.
+        late: counts of what was refused to writers that were taken over.
         epoch: highest that any writer had.
     """
 
@@ -85,6 +86,7 @@ class _Diagnosis:
     reason: str
     damaged_blobs: dict[Address, str]
     losses: dict[Address, Loss]
+    late: list[StoredLate]
     epoch: int
 
 
@@ -142,11 +144,11 @@ def _diagnose(reader: JournalReader, folder: Path, *, may_truncate: bool) -> _Di
         reason = reason or why
     if cut is not None:
         until, reason = cut
-    findings = (*events.findings, *rows.findings, *_missing(losses, rows), *blobs.findings(), *_index(reader))
+    late, unread = salvaged_late(reader)
+    found = (*events.findings, *rows.findings, *_missing(losses, rows), *blobs.findings(), *unread, *_index(reader))
     lost = {} if until is None else reader.count_kinds(until)
-    return _Diagnosis(
-        findings, assessment, until, lost, reason, blobs.damaged, losses, max(epoch, reader.writer_epoch())
-    )
+    epoch = max(epoch, reader.writer_epoch())
+    return _Diagnosis(found, assessment, until, lost, reason, blobs.damaged, losses, late, epoch)
 
 
 def _earlier(broken: Break | None, assessment: Assessment) -> tuple[int, str] | None:
@@ -242,7 +244,8 @@ def _write(reader: JournalReader, folder: Path, found: _Diagnosis) -> None:
             for row, names in SalvagedRows(reader, events.named)
             if Address(row.address) in events.named or not any(address in lost for _, address in names)
         ),
-        found.epoch,
+        epoch=found.epoch,
+        late=found.late,
     )
 
 

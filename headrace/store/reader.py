@@ -4,6 +4,7 @@ Invariant: a row is handed out only when it hashes to its address. Long walks ar
 reader keeps the writer's log from being folded back into the database.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -81,6 +82,20 @@ class StoredRow(NamedTuple):
     address: str
     kind: str
     data: bytes
+
+
+class StoredLate(NamedTuple):
+    """What a writer that was taken over wanted to append, and was refused.
+
+    Attributes:
+        epoch: of the writer.
+        kind: of the events.
+        writes: how many.
+    """
+
+    epoch: int
+    kind: str
+    writes: int
 
 
 class JournalReader:
@@ -201,10 +216,17 @@ class JournalReader:
 
     def late_writes(self) -> dict[str, int]:
         """Events by kind that writers wanted to append after they were taken over, and were refused. Raises StoreError."""
+        counts: Counter[str] = Counter()
+        for line in self.stored_late():
+            counts[line.kind] += line.writes
+        return dict(sorted(counts.items()))
+
+    def stored_late(self) -> list[StoredLate]:
+        """The counts of late writes as they are stored. Raises StoreError."""
         if not self._lines("SELECT 1 FROM sqlite_schema WHERE name = 'late'", ()):
-            return {}
-        lines = self._lines("SELECT kind, sum(writes) FROM late GROUP BY kind ORDER BY kind", ())
-        return {str(kind): int(str(count)) for kind, count in lines}
+            return []
+        lines = self._lines("SELECT epoch, kind, writes FROM late ORDER BY epoch, kind", ())
+        return [StoredLate(int(str(epoch)), str(kind), int(str(writes))) for epoch, kind, writes in lines]
 
     def count_kinds(self, after: int) -> dict[str, int]:
         """Events with seq > after by kind; empty where they cannot be read."""

@@ -6,7 +6,7 @@ kept.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -15,8 +15,8 @@ import apsw
 
 from headrace.errors import StoreError
 from headrace.store.disk import Disk
-from headrace.store.reader import StoredEvent, StoredRow
-from headrace.store.schema import FILE_NAME, close_anyway, open_writer
+from headrace.store.reader import StoredEvent, StoredLate, StoredRow
+from headrace.store.schema import CREATE_LATE, FILE_NAME, close_anyway, open_writer
 
 STAGING = "repair.part"
 """Name of the folder, within a run's folder, in which the new journal is made."""
@@ -26,7 +26,12 @@ T = TypeVar("T")
 
 
 def write_journal(
-    folder: Path, events: Iterable[StoredEvent], rows: Callable[[], Iterable[StoredRow]], epoch: int
+    folder: Path,
+    events: Iterable[StoredEvent],
+    rows: Callable[[], Iterable[StoredRow]],
+    *,
+    epoch: int,
+    late: Sequence[StoredLate],
 ) -> None:
     """Makes the new journal in the staging folder; one that a crash left there is thrown away.
 
@@ -35,6 +40,7 @@ def write_journal(
         events: proven ones, in order.
         rows: called once all events were taken.
         epoch: highest that any writer of the old journal had.
+        late: counts of what was refused to writers that were taken over.
 
     Raises:
         StoreError: when it could not be made durable.
@@ -54,6 +60,9 @@ def write_journal(
                     "INSERT INTO rows VALUES (?, ?, ?) ON CONFLICT (address) DO NOTHING",
                     ((row.address, row.kind, row.data) for row in batch),
                 )
+            if late:
+                connection.execute(CREATE_LATE)
+                connection.executemany("INSERT INTO late VALUES (?, ?, ?)", late)
     except apsw.Error as error:
         raise StoreError(f"{staging / FILE_NAME} is not durable: {error}") from error
     finally:

@@ -16,7 +16,7 @@ from headrace.records.ids import Address
 from headrace.records.provenance import address_of
 from headrace.records.trajectory import Transcript
 from headrace.store.group_commit import GENESIS, chain
-from headrace.store.reader import JournalReader, StoredEvent, StoredRow, decode_event
+from headrace.store.reader import JournalReader, StoredEvent, StoredLate, StoredRow, decode_event
 from headrace.store.references import Named, decode_row, named_by_event, named_by_row
 
 T = TypeVar("T", StoredEvent, StoredRow)
@@ -189,6 +189,14 @@ class SalvagedRows:
     def _aside(self, stored: StoredRow, wrong: str) -> None:
         self.broken[Address(stored.address)] = wrong
         self.findings.append(Finding(f"row {stored.address} ({stored.kind})", wrong, "quarantined"))
+
+
+def salvaged_late(reader: JournalReader) -> tuple[list[StoredLate], list[Finding]]:
+    """The counts of late writes beside the journal; none, and a finding, where they cannot be read."""
+    try:
+        return reader.stored_late(), []
+    except StoreError as error:
+        return [], [Finding("counts of late writes", str(error), "quarantined")]
 
 
 def heal(data: bytes, is_right: Callable[[bytes], bool]) -> bytes | None:

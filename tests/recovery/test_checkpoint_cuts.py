@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training.test_checkpoint import rows
-from training_lab import LLAMA, Lab
+from training_lab import Lab
 
 from headrace.config import AlgorithmSection
 from headrace.control.checkpointing import Checkpointer, CheckpointSettings
@@ -36,16 +35,9 @@ from headrace.store.sqlite import SqliteStorage
 from headrace.training.core import TrainerCore
 from headrace.training.inline import InlineTrainer
 from headrace.training.options import TrainerOptions
-from headrace.training.warm_start import WarmStartSettings, warm_start
 
 UPDATES = 4
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    folder = tmp_path_factory.mktemp("policy") / "policy"
-    return Lab(warm_start(LLAMA, (), WarmStartSettings(steps=0), seed=1, out_dir=folder))
 
 
 class Life:
@@ -119,11 +111,6 @@ class Whole:
     weights: list[Address]
     acknowledged: list[tuple[int, int]]
     manifests: list[Address]
-
-
-@pytest.fixture(scope="module")
-def batch(lab: Lab) -> list[Any]:
-    return rows(lab)
 
 
 def whole_run(folder: Path, lab: Lab, batch: list[Any], disk_of: type[FaultyDisk]) -> Whole:

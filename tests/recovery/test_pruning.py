@@ -5,58 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recovery.test_checkpoint_cuts import UPDATES, Life, files_of, restored
-from training.test_checkpoint import rows
-from training_lab import LLAMA, Lab
+from recovery.test_checkpoint_cuts import UPDATES, files_of, restored
+from training_lab import Lab
 
-from headrace.config import CheckpointSection, decode_config
-from headrace.control.recorder import sealed_row
 from headrace.control.recovery import recover
 from headrace.errors import StoreError
 from headrace.records.ids import Address
-from headrace.records.run import RunStarted
 from headrace.runtime.pruning import named_by_state, prune_run
 from headrace.scheduling.retention import Retention
-from headrace.simulation.loop import run_virtual
 from headrace.store.blobs import FileBlobs
 from headrace.store.faulty import DiskLog, FaultyDisk, Leaves, write_image
 from headrace.store.reader import open_reader
 from headrace.store.sqlite import WriterLock
-from headrace.training.warm_start import WarmStartSettings, warm_start
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    folder = tmp_path_factory.mktemp("policy") / "policy"
-    return Lab(warm_start(LLAMA, (), WarmStartSettings(steps=0), seed=1, out_dir=folder))
-
-
-@pytest.fixture(scope="module")
-def batch(lab: Lab) -> list[Any]:
-    return rows(lab)
-
-
-@pytest.fixture
-def run(tmp_path: Path, lab: Lab, batch: list[Any]) -> tuple[Path, list[Address], Address]:
-    """A run of four updates that keeps the newest checkpoint, its weights by version, and an orphan beside."""
-    folder = tmp_path / "run"
-    config = decode_config({"checkpoint": {"every_updates": 1, "keep_last": 1}}, "test")
-    assert config.checkpoint == CheckpointSection(every_updates=1, keep_last=1)
-
-    async def work() -> tuple[list[Address], Address]:
-        life = Life(folder, lab, batch)
-        await life.restore()
-        row = sealed_row("config", config)
-        life.recorder.record(RunStarted("run", 7, row.address, "test", "", {}), key="1", rows=[row])
-        for _ in range(UPDATES):
-            await life.update()
-        orphan = life.blobs.put(b"of a checkpoint that was never finished")
-        await life.journal.close()
-        return [weights for _, weights in sorted(life.versions.weights.items())], orphan
-
-    weights, orphan = run_virtual(work())
-    (folder / "blobs" / weights[0][:2] / f"{weights[0]}.7.0.part").write_bytes(b"half")
-    return folder, weights, orphan
 
 
 def stored(folder: Path) -> set[str]:
@@ -64,9 +24,9 @@ def stored(folder: Path) -> set[str]:
 
 
 def test_what_nothing_names_goes_and_what_the_run_may_load_stays(
-    run: tuple[Path, list[Address], Address], lab: Lab, batch: list[Any]
+    trained: tuple[Path, list[Address], Address], lab: Lab, batch: list[Any]
 ) -> None:
-    folder, weights, orphan = run
+    folder, weights, orphan = trained
     before = files_of(folder)
     planned = prune_run(folder, is_dry_run=True)
     assert files_of(folder) == before
@@ -83,9 +43,9 @@ def test_what_nothing_names_goes_and_what_the_run_may_load_stays(
 
 
 def test_versions_after_the_newest_checkpoint_stay_since_a_recovery_may_load_them(
-    tmp_path: Path, run: tuple[Path, list[Address], Address]
+    tmp_path: Path, trained: tuple[Path, list[Address], Address]
 ) -> None:
-    folder, weights, _ = run
+    folder, weights, _ = trained
     with open_reader(folder) as reader:
         past = recover(reader.events())
     past.checkpoints = past.checkpoints[:2]
@@ -96,9 +56,9 @@ def test_versions_after_the_newest_checkpoint_stay_since_a_recovery_may_load_the
 
 
 def test_a_cut_at_any_step_takes_nothing_that_is_named_and_a_second_pass_ends_it(
-    run: tuple[Path, list[Address], Address], lab: Lab, batch: list[Any], tmp_path: Path
+    trained: tuple[Path, list[Address], Address], lab: Lab, batch: list[Any], tmp_path: Path
 ) -> None:
-    folder, weights, _ = run
+    folder, weights, _ = trained
     journal = (folder / "journal.db").read_bytes()
     log = DiskLog()
     for path in (folder / "blobs").rglob("*"):
@@ -120,8 +80,8 @@ def test_a_cut_at_any_step_takes_nothing_that_is_named_and_a_second_pass_ends_it
             assert stored(image) == expected
 
 
-def test_a_living_writer_and_a_failing_disk_are_refused(run: tuple[Path, list[Address], Address]) -> None:
-    folder, _, _ = run
+def test_a_living_writer_and_a_failing_disk_are_refused(trained: tuple[Path, list[Address], Address]) -> None:
+    folder, _, _ = trained
     lock = WriterLock(folder)
     with pytest.raises(StoreError, match="is being written already"):
         prune_run(folder)

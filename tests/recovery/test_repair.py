@@ -80,17 +80,22 @@ class Run:
         return self.events()
 
 
+def cut_off(folder: Path, simulation: Simulation, dies_at: int = DIES_AT) -> Run:
+    """The run of a process that died at one of its commits."""
+    storage, shelf = SqliteStorage(folder), WeightShelf()
+    with pytest.raises(StoreError, match=DEAD):
+        simulate(simulation, disk=SimulatedDisk(MortalStorage(storage, dies_at), shelf))
+    storage.close()
+    return Run(folder, shelf)
+
+
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Killed with one update done, one group finished, three running, and a held-out round under way."""
-    folder = tmp_path_factory.mktemp("interrupted") / "run"
-    storage, shelf = SqliteStorage(folder), WeightShelf()
-    with pytest.raises(StoreError, match=DEAD):
-        simulate(SIMULATION, disk=SimulatedDisk(MortalStorage(storage, DIES_AT), shelf))
-    past = recover(storage.events(0))
-    storage.close()
+    run = cut_off(tmp_path_factory.mktemp("interrupted") / "run", SIMULATION)
+    past = recover(run.events())
     assert (past.version, len(past.closing), len(past.groups), len(past.open_rounds)) == (1, 1, 4, 1)
-    return Run(folder, shelf)
+    return run
 
 
 @pytest.fixture
@@ -261,11 +266,7 @@ def test_a_broken_chain_is_cut_only_when_told_to_and_the_tail_is_kept(
 
 def test_a_plan_that_no_checkpoint_covers_is_cut_away_and_planned_again(tmp_path: Path) -> None:
     simulation = small("one step asynchronous", checkpoint={"every_updates": 0})
-    storage, shelf = SqliteStorage(tmp_path / "run"), WeightShelf()
-    with pytest.raises(StoreError, match=DEAD):
-        simulate(simulation, disk=SimulatedDisk(MortalStorage(storage, DIES_AT), shelf))
-    storage.close()
-    run = Run(tmp_path / "run", shelf)
+    run = cut_off(tmp_path / "run", simulation)
     run.execute("DELETE FROM rows WHERE rowid = ?", run.rowid("plan"))
     report = repair_run(run.folder)
     assert report.quarantine is None
@@ -315,9 +316,9 @@ def test_a_repair_that_dies_at_any_step_leaves_the_old_journal_or_the_new_one(
     old = run.execute("SELECT * FROM rows")
     original = getattr(repairing, step)
 
-    def dies(*arguments: Any) -> None:
+    def dies(*arguments: Any, **options: Any) -> None:
         if is_done:
-            original(*arguments)
+            original(*arguments, **options)
         raise Crash
 
     with monkeypatch.context() as patch:
