@@ -178,6 +178,8 @@ class Collector:
                     self._recorder.read(address)
                 except IntegrityError as error:
                     return f"{attempt.episode}: {error}"
+                except KeyError:
+                    return f"{attempt.episode}: row {address} is gone"
         return None
 
     def _quarantine(self, group: Group, damage: str, past: RunPast) -> None:

@@ -81,16 +81,25 @@ ROWS: tuple[Row, ...] = (
     *(
         killed(
             "F35",
-            f"a bit flips in a stored trajectory of {what}",
+            what,
             "quarantined, its task drawn again, never trained on",
             plans,
             (runs.the_damaged_trajectory_is_quarantined_and_its_task_drawn_again,),
-            between=flip,
+            between=harm,
             unharm=special.mend_the_transcript,
         )
-        for what, plans, flip in (
-            ("a finished group", cut("group_closed", 1, 3), special.flip_a_transcript),
-            ("a group that still runs", cut("transcript_sealed", 1, 5), special.flip_a_running_groups_transcript),
+        for what, plans, harm in (
+            (
+                "a bit flips in a stored trajectory of a finished group",
+                cut("group_closed", 1, 3),
+                special.flip_a_transcript,
+            ),
+            (
+                "a bit flips in a stored trajectory of a group that still runs",
+                cut("transcript_sealed", 1, 5),
+                special.flip_a_running_groups_transcript,
+            ),
+            ("a stored trajectory of a finished group is gone", cut("group_closed", 2), special.drop_a_transcript),
         )
     ),
     # --- batches and updates

@@ -228,6 +228,14 @@ def flip_a_transcript(number: int, disk: SimulatedDisk, notes: dict[str, Any]) -
     return _flipped(disk, closed[-1].members[0].transcript, notes)
 
 
+def drop_a_transcript(number: int, disk: SimulatedDisk, notes: dict[str, Any]) -> SimulatedDisk:
+    """Removes a stored transcript of the newest closed group."""
+    storage = flip_a_transcript(number, disk, notes).storage
+    assert isinstance(storage, MemoryStorage)
+    del storage._rows[notes["damaged"]]
+    return disk
+
+
 def flip_a_running_groups_transcript(number: int, disk: SimulatedDisk, notes: dict[str, Any]) -> SimulatedDisk:
     """The same to the newest sealed transcript, whose group still runs."""
     sealed = [event.payload for event in disk.storage.events(0) if isinstance(event.payload, TranscriptSealed)]
@@ -248,7 +256,7 @@ def mend_the_transcript(disk: SimulatedDisk, notes: dict[str, Any]) -> None:
     """Puts the bytes back, or the laws about contents could not be checked on the whole log."""
     storage = disk.storage
     assert isinstance(storage, MemoryStorage)
-    assert storage._rows[notes["damaged"]] != notes["intact"], "nobody wrote the row again"
+    assert storage._rows.get(notes["damaged"]) != notes["intact"], "nobody wrote the row again"
     storage._rows[notes["damaged"]] = notes["intact"]
 
 
