@@ -25,7 +25,6 @@ from headrace.control.sealing import EpisodeTrace, Sealed, Sealer
 from headrace.errors import BoundaryError, InferenceError, IntegrityError, Outcome
 from headrace.ports import Environment, Harness, Inference, ObservedTokens
 from headrace.records.action import Action, EffectClass
-from headrace.records.arrays import IntArray, as_int32
 from headrace.records.checkpoint import InFlight
 from headrace.records.execution import EpisodeClaimed, Lease, Receipt
 from headrace.records.harness import ParsedTurn, ParseStatus
@@ -37,7 +36,7 @@ from headrace.records.segment import (
     GenerateRequest,
     Sampling,
     TokenSegment,
-    TurnGenerated,
+    joined_ids,
     num_tokens,
 )
 from headrace.records.streams import stream_key_bytes
@@ -230,7 +229,7 @@ class _Attempt:
             if limit is not None:
                 return Truncated(limit)
             min_version = max([segment.policy.version for segment in segments if segment.policy])
-            parsed = self._ports.harness.parse(_joined_ids(segments))
+            parsed = self._ports.harness.parse(joined_ids(segments))
             if parsed.status is ParseStatus.FINAL:
                 self._opener.look_ahead("it was claimed")
                 trace.final_text = parsed.text
@@ -245,7 +244,7 @@ class _Attempt:
     async def _generate(self, step: int, max_tokens: int, min_version: int) -> tuple[TokenSegment, ...]:
         """The turn's segments, checked at the port's boundary and recorded."""
         if (said := self.past.turns.get(step)) is not None:
-            self._take_turn(said)
+            self.trace.take_turn(said)
             return said.segments
         self._opener.look_ahead(f"turn {step}")
         request = GenerateRequest(
@@ -261,16 +260,9 @@ class _Attempt:
             seed_key=stream_key_bytes(self._spec.seed, "sample", self._name, step),
         )
         turn = await self._generator.turn(request, step)
-        self._take_turn(turn)
+        self.trace.take_turn(turn)
         self._recorder.record(turn, key=request.request_id)
         return turn.segments
-
-    def _take_turn(self, turn: TurnGenerated) -> None:
-        self.trace.extend(turn.segments)
-        self.trace.turns += 1
-        self.trace.wait_s += turn.wait_s
-        self.trace.generate_s += turn.generate_s
-        self.trace.preemptions += turn.preemptions
 
     def _limit_of(self, last: TokenSegment, room: int) -> Limit | None:
         """Which limit ended the turn, if one did."""
@@ -289,7 +281,7 @@ class _Attempt:
         trace, budget, harness = self.trace, self._budget, self._ports.harness
         if parsed.status is ParseStatus.MALFORMED:
             trace.malformed += 1
-            self._extend(self._within(1, lambda room: harness.object_to(parsed.problem, room)))
+            self.trace.take_observed(self._within(1, lambda room: harness.object_to(parsed.problem, room)))
             return Limit.MALFORMED_CALLS if trace.malformed >= budget.malformed_calls else None
         receipts: list[tuple[Action, Receipt, int]] = []
         is_over = self.past.has_observed(step)
@@ -375,13 +367,7 @@ class _Attempt:
                     revision=receipt.revision,
                 )
             )
-        self._extend(observed)
-
-    def _extend(self, observed: ObservedTokens) -> None:
-        self.trace.extend(observed.segments)
-        self.trace.neutralized += sum(observed.neutralized)
-        if any(observed.is_cut):
-            self.trace.limits_hit.append(Limit.OBSERVATION_TOKENS)
+        self.trace.take_observed(observed)
 
     def _tool_timeout_s(self) -> float:
         """The tool's deadline: its own, or what is left of the wall limit, at least a millisecond."""
@@ -396,9 +382,3 @@ class _Attempt:
         if self.trace.metering.cpu_s > self._budget.environment_cpu_s:
             return Limit.ENVIRONMENT_CPU
         return Limit.WALL if self._generator.is_stopped else None
-
-
-def _joined_ids(segments: tuple[TokenSegment, ...]) -> IntArray:
-    if len(segments) == 1:
-        return segments[0].ids_T
-    return as_int32(type(segments[0].ids)(b"".join(segment.ids for segment in segments)))

@@ -11,11 +11,11 @@ import msgspec
 from headrace.control.past import AttemptPast
 from headrace.control.recorder import Recorder, sealed_row
 from headrace.errors import IntegrityError
-from headrace.ports import Harness, Rewritten
+from headrace.ports import Harness, ObservedTokens, Rewritten
 from headrace.records.execution import Metering
 from headrace.records.ids import Address, EpisodeId
 from headrace.records.provenance import PolicyVersion, Provenance
-from headrace.records.segment import TokenSegment, num_tokens
+from headrace.records.segment import TokenSegment, TurnGenerated, num_tokens
 from headrace.records.task import Task
 from headrace.records.terminal import Limit, Terminal, terminal_name
 from headrace.records.trajectory import ActionOutcome, Path, PathParent, SideRecord, Transcript, TranscriptSealed
@@ -59,6 +59,21 @@ class EpisodeTrace:
         """Appends segments to the sequence."""
         self.segments.extend(segments)
         self.num_tokens += num_tokens(segments)
+
+    def take_turn(self, turn: TurnGenerated) -> None:
+        """Appends what the policy said."""
+        self.extend(turn.segments)
+        self.turns += 1
+        self.wait_s += turn.wait_s
+        self.generate_s += turn.generate_s
+        self.preemptions += turn.preemptions
+
+    def take_observed(self, observed: ObservedTokens) -> None:
+        """Appends what the policy is shown."""
+        self.extend(observed.segments)
+        self.neutralized += sum(observed.neutralized)
+        if any(observed.is_cut):
+            self.limits_hit.append(Limit.OBSERVATION_TOKENS)
 
     def fork(self, rewritten: Rewritten) -> None:
         """Goes on as a new path, from where the sequence stays as it is."""

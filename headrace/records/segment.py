@@ -152,6 +152,13 @@ def num_tokens(segments: Iterable[TokenSegment]) -> int:
     return sum([len(segment.ids) for segment in segments]) // 4
 
 
+def joined_ids(segments: tuple[TokenSegment, ...]) -> IntArray:
+    """Token ids of the segments end to end, [T]."""
+    if len(segments) == 1:
+        return segments[0].ids_T
+    return as_int32(type(segments[0].ids)(b"".join(segment.ids for segment in segments)))
+
+
 def are_logprobs(data: Float32Bytes) -> bool:
     """Whether every value is finite and <= 0; data are whole values."""
     if not data:
