@@ -38,7 +38,15 @@ class InvariantViolated(HeadraceError):
 
 
 class StoreError(HeadraceError):
-    """The journal or a blob could not be made durable; nothing after it may be acknowledged."""
+    """The journal or a blob could not be made durable; nothing after it may be acknowledged.
+
+    `outcome` tells whether it may be there all the same: a disk that reports a failure may have written. Whoever opens the
+    journal next finds out, so no writer asks: it stops.
+    """
+
+    def __init__(self, message: str, outcome: Outcome = Outcome.LOST) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class BoundaryError(HeadraceError):

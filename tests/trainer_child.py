@@ -1,5 +1,10 @@
-"""A trainer's child for the tests: `trainer_child.py POLICY_DIR STORE ALGORITHM_JSON --channel-fd N`."""
+"""A trainer's child for the tests: `trainer_child.py POLICY_DIR STORE ALGORITHM_JSON --channel-fd N`.
 
+Once there is a file `dies` in the store, it is killed when it would store new weights: after the step, before its answer.
+"""
+
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -24,6 +29,8 @@ def main() -> None:
             raise KeyError(address) from error
 
     def put(data: bytes) -> Address:
+        if (Path(store) / "dies").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
         address = address_of(data)
         (Path(store) / address).write_bytes(data)
         return address

@@ -40,7 +40,7 @@ class Journal(Protocol):
         """Sequence number of the event, which has its place in the order at once and is durable later.
 
         Raises:
-            StoreError: when an earlier write failed; nothing more is accepted.
+            StoreError: REJECTED when an earlier write failed; nothing more is accepted.
         """
         ...
 
@@ -48,7 +48,8 @@ class Journal(Protocol):
         """Returns once the event and all before it are on disk.
 
         Raises:
-            StoreError: when they could not be written, or a once-only (kind, key) was there already.
+            StoreError: REJECTED when another process has taken over, or a once-only (kind, key) was there already;
+                LOST when the disk failed, which may have written them all the same.
         """
         ...
 
@@ -74,7 +75,11 @@ class Blobs(Protocol):
     """Large immutable bytes by content address, as files."""
 
     def put(self, data: bytes) -> Address:
-        """Stores the bytes; returns once they are durable."""
+        """Stores the bytes; returns once they are durable.
+
+        Raises:
+            StoreError: LOST when the disk failed: they are stored whole or not at all.
+        """
         ...
 
     def path(self, address: Address) -> Path:

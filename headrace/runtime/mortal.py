@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from headrace.control.context import Ports
-from headrace.errors import StoreError
+from headrace.errors import Outcome, StoreError
 from headrace.records.events import Event, kind_of
 from headrace.records.ids import Address
 from headrace.simulation.faults import ENDINGS, Fault, FaultInjector, FaultKind
@@ -41,7 +41,7 @@ class MortalStorage:
 
     def commit(self, epoch: int, entries: Sequence[Entry]) -> None:
         if self._process.is_dead:
-            raise StoreError("the process that writes is dead")
+            raise StoreError("the process that writes is dead", Outcome.REJECTED)
         fault = self._injector.take(JOURNAL, "commit")
         kind = None if fault is None else fault.kind
         if kind is FaultKind.STOP:
@@ -49,7 +49,7 @@ class MortalStorage:
         elif kind is FaultKind.KILL:
             self._process.kill()
         elif kind is FaultKind.REJECT:
-            raise StoreError(f"events from {entries[0].event.seq} on: no space left on device")
+            raise StoreError(f"events from {entries[0].event.seq} on: no space left on device", Outcome.REJECTED)
         self._cut(epoch, entries)
         self._storage.commit(epoch, entries)
         if kind is FaultKind.KILL_AFTER:

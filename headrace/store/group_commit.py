@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import IntegrityError, StoreError
+from headrace.errors import IntegrityError, Outcome, StoreError
 from headrace.ports import Row
 from headrace.records.events import Durability, Event, Payload, durability
 from headrace.records.ids import Address
@@ -167,7 +167,7 @@ class _Batch:
             if failure is None:
                 waiter.set_result(None)
             else:
-                waiter.set_exception(StoreError(str(failure)))
+                waiter.set_exception(StoreError(str(failure), failure.outcome))
         self.waiters.clear()
 
 
@@ -230,7 +230,7 @@ class GroupCommitJournal:
             IntegrityError: when the cause does not precede the event.
         """
         if self._failure is not None:
-            raise StoreError(f"event {key!r} refused: {self._failure}")
+            raise StoreError(f"event {key!r} refused: {self._failure}", Outcome.REJECTED)
         seq = self._seq + 1
         if not 0 <= cause < seq:
             raise IntegrityError(f"event {seq} names {cause} as its cause; a cause comes before its effect")
@@ -252,9 +252,9 @@ class GroupCommitJournal:
         if seq <= self._durable_seq:
             return
         if seq > self._seq:
-            raise StoreError(f"event {seq} was never appended; the last one is {self._seq}")
+            raise StoreError(f"event {seq} was never appended; the last one is {self._seq}", Outcome.REJECTED)
         if self._failure is not None:
-            raise StoreError(f"event {seq} is not on disk: {self._failure}")
+            raise StoreError(f"event {seq} is not acknowledged: {self._failure}", self._failure.outcome)
         in_flight = self._in_flight
         batch = self._pending
         if in_flight is not None and seq <= in_flight.entries[-1].event.seq:
@@ -355,8 +355,8 @@ class GroupCommitJournal:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for batch in (self._in_flight, self._pending):
-            if batch is not None:
-                batch.finish(self._failure)
+        if self._in_flight is not None:
+            self._in_flight.finish(self._failure)
+        self._pending.finish(StoreError(str(self._failure), Outcome.REJECTED))  # it was handed to no disk
         self._in_flight = None
         self._pending = _Batch()

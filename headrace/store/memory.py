@@ -6,7 +6,7 @@ the first had committed and nothing else.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace.errors import StoreError
+from headrace.errors import Outcome, StoreError
 from headrace.records.events import Event, is_once, kind_of
 from headrace.records.ids import Address
 from headrace.store.group_commit import (
@@ -39,14 +39,16 @@ class MemoryStorage:
 
     def commit(self, epoch: int, entries: Sequence[Entry]) -> None:
         if epoch != self._epoch:
-            raise StoreError(f"epoch {epoch} is fenced: epoch {self._epoch} has taken over the journal")
+            message = f"epoch {epoch} is fenced: epoch {self._epoch} has taken over the journal"
+            raise StoreError(message, Outcome.REJECTED)
         once: set[str] = set()
         for event in (entry.event for entry in entries):
             if is_once(event.payload):
                 name = f"{kind_of(event.payload)} {event.key}"
                 if name in self._once or name in once:
                     kind = kind_of(event.payload)
-                    raise StoreError(f"event {event.seq}: {kind} {event.key!r} is in the journal already")
+                    message = f"event {event.seq}: {kind} {event.key!r} is in the journal already"
+                    raise StoreError(message, Outcome.REJECTED)
                 once.add(name)
         self._once |= once
         for entry in entries:

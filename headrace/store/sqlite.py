@@ -14,7 +14,7 @@ from pathlib import Path
 
 import apsw
 
-from headrace.errors import StoreError
+from headrace.errors import Outcome, StoreError
 from headrace.records.events import Event, is_once, kind_of
 from headrace.records.ids import Address
 from headrace.store.disk import Disk
@@ -136,10 +136,10 @@ class SqliteStorage:
             self._count_late(epoch, entries)
             raise
         except apsw.ConstraintError as error:
-            raise StoreError(self._explain(entries, error)) from error
+            raise StoreError(self._explain(entries, error), Outcome.REJECTED) from error
         except apsw.Error as error:
             first, last = entries[0].event.seq, entries[-1].event.seq
-            raise StoreError(f"events {first} to {last} are not on disk: {type(error).__name__}: {error}") from error
+            raise StoreError(f"events {first} to {last} may not be on disk: {type(error).__name__}: {error}") from error
 
     def read(self, address: Address) -> bytes:
         return self._reader.read_unchecked(address)
@@ -164,7 +164,8 @@ class SqliteStorage:
     def _insert(self, epoch: int, entries: Sequence[Entry]) -> None:
         newest: int = self._writer.execute("SELECT epoch FROM writer").get
         if newest != epoch:
-            raise _Fenced(f"epoch {epoch} is fenced: epoch {newest} has taken over {self._path}")
+            message = f"epoch {epoch} is fenced: epoch {newest} has taken over {self._path}"
+            raise _Fenced(message, Outcome.REJECTED)
         self._writer.executemany(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (StoredEvent.of(entry.event, entry.data, entry.head) for entry in entries),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lawful_run import Step, lawful_steps, row_of, task_of, write_run
 
-from headrace.errors import IntegrityError, StoreError
+from headrace.errors import IntegrityError, Outcome, StoreError
 from headrace.ports import Row
 from headrace.records.ids import Address
 from headrace.records.provenance import address_of
@@ -145,8 +145,9 @@ def test_a_second_once_only_event_fails_loudly_and_nothing_is_accepted_after_it(
         second = journal.append(payload, key="train.0")
         other = journal.append(IDLE, key="engine")
         for seq in (second, other):
-            with pytest.raises(StoreError, match=r"task_drawn 'train\.0' is in the journal already"):
+            with pytest.raises(StoreError, match=r"task_drawn 'train\.0' is in the journal already") as refused:
                 await journal.durable(seq)
+            assert refused.value.outcome is Outcome.REJECTED
         with pytest.raises(StoreError, match="already"):
             journal.append(IDLE, key="engine")
         await journal.durable(1)

@@ -204,7 +204,7 @@ def test_a_child_and_an_inline_trainer_make_the_same_weights(lab):
 
 
 @pytest.mark.slow
-def test_a_child_says_what_it_holds_and_a_dead_one_is_lost(lab):
+def test_a_child_says_what_it_holds_and_what_one_did_that_dies_in_an_update_is_lost(lab):
     rows = lab.ragged(3)
     lab.publish()
 
@@ -212,10 +212,14 @@ def test_a_child_says_what_it_holds_and_a_dead_one_is_lost(lab):
         assert trainer.hello.version == 0
         assert trainer.hello.weights == await trainer.export(PATIENCE_S)
         assert (lab.store / trainer.hello.weights).exists()
-        os.kill(trainer._child.pid, 9)
+        (lab.store / "dies").touch()
         with pytest.raises(TrainerError) as caught:
             await trainer.update(lab.plan(rows), PATIENCE_S)
         assert "killed by SIGKILL" in str(caught.value)
+        assert caught.value.outcome is Outcome.LOST
+        with pytest.raises(TrainerError) as late:
+            await trainer.update(lab.plan(rows), PATIENCE_S)
+        assert late.value.outcome is Outcome.REJECTED, "nobody was there to take it"
 
     asyncio.run(on_child(lab, story))
 

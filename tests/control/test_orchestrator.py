@@ -1,8 +1,11 @@
 """The orchestrator under virtual time, with every law checked after every event."""
 
+import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from control.simulated_runs import (
@@ -18,6 +21,7 @@ from control.simulated_runs import (
 )
 
 from headrace.config import load_config
+from headrace.control.context import Ports
 from headrace.errors import ConfigError, HeadraceError, InferenceError, TrainerError
 from headrace.records.batch import BatchPlanned, GroupAdmitted, GroupClosed, GroupRejected
 from headrace.records.evaluation import EvaluationCompleted
@@ -27,6 +31,7 @@ from headrace.records.task import SourceExhausted, TaskDrawn
 from headrace.records.trajectory import TranscriptSealed
 from headrace.records.update import CanaryChecked, WeightsActivated, WeightsCommitted
 from headrace.records.verdict import VerdictSealed
+from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
 from headrace.simulation.faults import Fault, FaultKind
 
 
@@ -204,13 +209,37 @@ class _ShiftedCanary:
 def test_a_trainer_that_fails_stops_the_run_with_its_reason_recorded(method: str) -> None:
     adapt, _ = with_faults(Fault(worker="trainer", kind=FaultKind.LOSE, method=method, call=2))
     seen = []
-    from headrace.runtime.simulated import Simulation, simulate
-
     with pytest.raises(TrainerError):
         simulate(Simulation(config(MODES["sync"]), faultless(), adapt=adapt), observers=[seen.append])
     assert isinstance(seen[-1].payload, RunEnded)
     assert seen[-1].payload.reason.startswith("failed: TrainerError")
     assert seen[-1].payload.updates == 1 if method == "score" else True
+
+
+IN_PROCESS: dict[str, Callable[[Ports], tuple[object, str]]] = {
+    "task source": lambda ports: (ports.tasks, "next"),
+    "harness, prompt": lambda ports: (ports.harness, "open"),
+    "harness, turn": lambda ports: (ports.harness, "parse"),
+}
+
+
+@pytest.mark.parametrize("place", IN_PROCESS)
+def test_a_port_within_the_process_that_raises_ends_the_run_and_the_next_process_completes_it(place: str) -> None:
+    def breaks(ports: Ports) -> Ports:
+        port, method = IN_PROCESS[place](ports)
+
+        def broken(*given: Any) -> Any:
+            raise ValueError("a defect")
+
+        setattr(port, method, broken)
+        return ports
+
+    sound, disk = Simulation(config(MODES["sync"], updates=1), faultless()), SimulatedDisk()
+    with pytest.raises(ValueError, match="a defect"):
+        simulate(dataclasses.replace(sound, adapt=breaks), disk=disk)
+    ends = [event.payload for event in disk.storage.events(0) if isinstance(event.payload, RunEnded)]
+    assert ends == [RunEnded("failed: ValueError: a defect", 0)]
+    assert simulate(sound, disk=disk).summary.reason == "completed"
 
 
 def test_a_run_without_progress_stops_and_names_the_cause() -> None:

@@ -147,5 +147,5 @@ def test_a_full_disk_says_what_is_not_on_it_and_takes_no_event_more(tmp_path: Pa
     machine = machine_of(tmp_path, vfs)
     machine.log.fail(150, Act.WRITE, is_broken=True)
     reason = machine.live()
-    assert "not on disk: FullError" in reason
+    assert "may not be on disk: FullError" in reason
     assert "refused" in reason, "the event that says why the run ended is refused like any other"

@@ -131,6 +131,22 @@ ROWS: tuple[Row, ...] = (
         at("trainer", "update", "kill", 1, 2, delay_s=0.5),
         (runs.each_version_has_one_content,),
     ),
+    *(
+        Row(
+            "F39",
+            f"the trainer {what}",
+            "the run stops; the next process computes the same plan, from a whole state, to the same weights",
+            plans,
+            (runs.the_same_batch_is_selected_once, runs.each_version_has_one_content),
+            is_same=True,
+            lives=("failed: TrainerError", "completed"),
+        )
+        for what, plans in (
+            ("dies in the middle of the optimizer step", at("trainer", "update", "crash", 1, 2, delay_s=0.5)),
+            ("made the step, and nobody knows", at("trainer", "update", "lose", 1, 2)),
+            ("refuses the step and has changed nothing", at("trainer", "update", "reject", 2)),
+        )
+    ),
     replayed(
         "F40",
         "the process dies after the step, before its checkpoint",

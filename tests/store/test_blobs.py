@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import IntegrityError, StoreError
+from headrace.errors import IntegrityError, Outcome, StoreError
 from headrace.records.ids import Address
 from headrace.records.provenance import address_of
 from headrace.store import Disk, FileBlobs, UnsyncedDisk
@@ -128,8 +128,9 @@ def test_a_failure_at_any_operation_leaves_the_whole_blob_or_none(
     assert probe.operations >= 5
     for fail_at in range(1, probe.operations + 1):
         root = tmp_path / str(fail_at)
-        with pytest.raises(StoreError if not isinstance(error(), Crash) else Crash):
+        with pytest.raises(StoreError if not isinstance(error(), Crash) else Crash) as failed:
             FileBlobs(root, FaultyDisk(fail_at, error)).put(DATA)
+        assert isinstance(failed.value, Crash) or failed.value.outcome is Outcome.LOST
         survivor = FileBlobs(root, UnsyncedDisk())
         for address in survivor.addresses():
             assert survivor.read(address) == DATA

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lawful_run import row_of, task_of
 
-from headrace.errors import StoreError
+from headrace.errors import Outcome, StoreError
 from headrace.records.ids import Address
 from headrace.records.task import TaskDrawn
 from headrace.store import Disk, FileBlobs, GroupCommitJournal, InlineCommit, open_reader
@@ -123,8 +123,9 @@ def test_what_a_failed_sync_left_in_the_cache_is_never_built_upon(
         first = journal_of(tmp_path / "run", log)
         await write(first, 0, 3)
         log.fail(1, Act.SYNC)
-        with pytest.raises(StoreError, match="not on disk"):
+        with pytest.raises(StoreError, match="may not be on disk") as failed:
             await write(first, 3, 3)
+        assert failed.value.outcome is Outcome.LOST
         log.fail(1, is_broken=True)  # a killed process folds nothing
         first.abandon()
         log.mend()

@@ -13,7 +13,7 @@ import apsw
 import pytest
 from lawful_run import as_log, lawful_steps, row_of, task_of, write_run
 
-from headrace.errors import IntegrityError, StoreError
+from headrace.errors import IntegrityError, Outcome, StoreError
 from headrace.ports import Row
 from headrace.records.provenance import address_of
 from headrace.records.run import RunEnded, WorkerState, WorkerStateChanged
@@ -280,9 +280,11 @@ def test_a_failure_at_any_write_or_sync_leaves_the_state_before_or_after(tmp_pat
         try:
             await journal.durable(append(journal, rows[3:]))
         except StoreError as error:
-            with pytest.raises(StoreError):
+            with pytest.raises(StoreError) as refused:
                 journal.append(IDLE, key="engine")
-            assert "not on disk" in str(error)
+            assert refused.value.outcome is Outcome.REJECTED
+            assert error.outcome is Outcome.LOST
+            assert "may not be on disk" in str(error)
             return False
         finally:
             faulty.left = -1
