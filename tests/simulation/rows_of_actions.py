@@ -3,7 +3,20 @@
 from simulation import must_episodes as episodes
 from simulation import must_runs as runs
 from simulation.special import Pause, two_processes
-from simulation.trials import BOTH, NO_FAULT, Row, World, at, cut, fault, killed, replayed, sqlite_cuts
+from simulation.trials import (
+    BOTH,
+    LONG_TURNS,
+    NO_FAULT,
+    Row,
+    World,
+    at,
+    cut,
+    fault,
+    killed,
+    replayed,
+    sqlite_cuts,
+    survived,
+)
 
 from headrace.records.action import EffectClass
 from headrace.simulation.laws import Constant
@@ -122,7 +135,7 @@ ROWS: tuple[Row, ...] = (
         "the whole turn is dropped and generated again; segments begin where the version changes, and nowhere else",
         at("inference", "generate", "lose", 1, 5, 9, times=3) + at("inference", "generate", "crash", 7, 9, delay_s=0.2),
         (runs.every_turn_is_whole_and_counts_once,),
-        World(schedule="async", updates=3, workload={"tokens": Constant(value=300.0)}),
+        LONG_TURNS,
         sometimes=(runs.some_turn_spans_two_versions,),
     ),
     Row(
@@ -142,7 +155,7 @@ ROWS: tuple[Row, ...] = (
         LONG_EXTERNAL,
         sometimes=(episodes.the_last_turn_asked_for_a_tool,),
     ),
-    Row(
+    survived(
         "F13",
         "after INTENT the action does not reach the executor",
         "no receipt is found, and it runs once under its id",
@@ -150,7 +163,6 @@ ROWS: tuple[Row, ...] = (
         (episodes.every_action_took_effect_once, episodes.each_intended_action_is_committed_and_observed),
         LONG,
         is_same=True,
-        lives=("completed",),
     ),
     replayed(
         "F13",
@@ -198,14 +210,13 @@ ROWS: tuple[Row, ...] = (
             ),
         )
     ),
-    Row(
+    survived(
         "F15",
         "the effect is done, its receipt is lost before COMMIT",
         "the executor is asked by action id and has it; nothing runs again",
         at("environment", "execute", "lose", 1, 3, times=3),
         (episodes.every_action_took_effect_once, episodes.each_intended_action_is_committed_and_observed),
         EXTERNAL,
-        lives=("completed",),
     ),
     killed(
         "F15",
@@ -238,14 +249,13 @@ ROWS: tuple[Row, ...] = (
         )
         for number in (1, 3, 5, 6)
     ),
-    Row(
+    survived(
         "F18",
         "a tool is given up at its deadline and finishes later",
         "its receipt counts, not the timeout; one observation",
         at("environment", "execute", "delay", 1, 3, delay_s=30.0),
         (episodes.the_receipt_counts_and_not_the_timeout, episodes.every_action_took_effect_once),
-        World(effect=EffectClass.EXTERNAL, sections={"run": {"deterministic": True}}),
-        lives=("completed",),
+        EXTERNAL,
     ),
     killed(
         "F19",

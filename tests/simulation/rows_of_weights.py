@@ -6,7 +6,7 @@ from simulation import must_episodes as episodes
 from simulation import must_runs as runs
 from simulation import special
 from simulation.special import Pause, babbling, two_processes
-from simulation.trials import BOTH, NO_FAULT, Row, World, at, cut, fault, replayed
+from simulation.trials import BOTH, LONG_TURNS, NO_FAULT, Row, World, at, cut, fault, replayed
 
 from headrace.simulation.laws import Constant
 
@@ -18,7 +18,7 @@ ROWS: tuple[Row, ...] = (
         "segments are cut there; both versions and their log-probs are stored",
         NO_FAULT,
         (runs.every_turn_is_whole_and_counts_once, runs.some_turn_spans_two_versions),
-        World(schedule="async", updates=3, workload={"tokens": Constant(value=300.0)}),
+        LONG_TURNS,
     ),
     replayed(
         "F22",

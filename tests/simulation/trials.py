@@ -33,6 +33,7 @@ from headrace.records.trajectory import Transcript
 from headrace.runtime.lives import Endured, endure
 from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
 from headrace.simulation.faults import Fault, FaultKind, FaultPlan
+from headrace.simulation.laws import Constant
 from headrace.store.faulty import DiskLog, FaultyDisk, FaultyVFS, Leaves, write_image
 from headrace.store.sqlite import SqliteStorage
 
@@ -87,6 +88,10 @@ class World:
             adapt=self.adapt,
             **self.options,
         )
+
+
+LONG_TURNS = World(schedule="async", updates=3, workload={"tokens": Constant(value=300.0)})
+"""Turns in the middle of which new weights land."""
 
 
 @dataclasses.dataclass
@@ -197,6 +202,8 @@ killed = functools.partial(Row, lives=("killed", "completed"))
 """A row whose process dies, and whose next one completes."""
 replayed = functools.partial(killed, is_same=True)
 """The same, and the next one comes to the states of the undisturbed run."""
+survived = functools.partial(Row, lives=("completed",))
+"""A row whose process lives through it, and completes."""
 
 
 def try_row(row: Row, folder: Path) -> list[Trial]:
