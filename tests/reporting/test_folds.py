@@ -196,6 +196,7 @@ def test_lag_span_weights_mismatch_and_canary_stand_beside_each_update():
 def test_the_share_of_updates_in_which_generation_stood_still_is_loading_canary_and_switch():
     report = report_of(two_updates()).updates
     assert [item.standstill_s for item in report.updates] == pytest.approx([0.01 + 0.25 + 0.02] * 2)
+    assert [item.standstill_share for item in report.updates] == pytest.approx([0.28 / 2, 0.28 / 4])
     assert report.standstill_share == pytest.approx(2 * 0.28 / (2 + 4))
 
 

@@ -66,6 +66,16 @@ class UpdateFigures(msgspec.Struct, frozen=True):
     rebuilt_tokens: int | None
     metrics: dict[str, float]
 
+    @property
+    def whole_s(self) -> float | None:
+        """Seconds from selection to activation; None until the version is served."""
+        return None if self.train_s is None or self.publish_s is None else self.train_s + self.publish_s
+
+    @property
+    def standstill_share(self) -> float | None:
+        """Standstill over the whole update."""
+        return None if self.standstill_s is None or self.whole_s is None else ratio(self.standstill_s, self.whole_s)
+
 
 class Updates(msgspec.Struct, frozen=True):
     """All updates, and what sums them up.
@@ -170,9 +180,9 @@ def _standstill_s(version: VersionLife | None) -> float | None:
 
 def _standstill_share(figures: tuple[UpdateFigures, ...]) -> float | None:
     parts = [
-        (item.standstill_s, item.train_s + item.publish_s)
+        (item.standstill_s, item.whole_s)
         for item in figures
-        if item.standstill_s is not None and item.train_s is not None and item.publish_s is not None
+        if item.standstill_s is not None and item.whole_s is not None
     ]
     return ratio(sum(still_s for still_s, _ in parts), sum(whole_s for _, whole_s in parts))
 

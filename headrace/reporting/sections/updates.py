@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from headrace.reporting.grids import Grid, thinned
-from headrace.reporting.quantities import ABSENT, duration, number
+from headrace.reporting.quantities import ABSENT, duration, number, percent
 from headrace.reporting.report import RunReport
 
 
@@ -14,7 +14,20 @@ def updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         yield f"{ABSENT} no update was made"
         return
     yield Grid(
-        ("update", "reward", "lag", "mean lag", "span", "ESS", "weight", "diff", "KL to last", "train", "publish"),
+        (
+            "update",
+            "reward",
+            "lag",
+            "mean lag",
+            "span",
+            "ESS",
+            "weight",
+            "diff",
+            "KL to last",
+            "train",
+            "publish",
+            "standstill",
+        ),
         tuple(
             (
                 str(item.update),
@@ -28,6 +41,7 @@ def updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
                 number(item.kl_to_previous, 2),
                 duration(item.train_s),
                 duration(item.publish_s),
+                percent(item.standstill_share),
             )
             for item in thinned(found.updates, None if is_full else 8)
         ),
@@ -47,5 +61,6 @@ def updates(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         "lag: updates between the oldest trained token and the gradient; span: versions inside one trajectory; ESS: "
         "effective sample size of raw sequence weights over their count; weight: their mean; diff: largest log-prob "
         "difference of engine and trainer under the same weights, nats; KL to last: of the new policy to the one before, "
-        "nats per token; train: selection to optimizer step; publish: from there until the engine serves it."
+        "nats per token; train: selection to optimizer step; publish: from there until the engine serves it; "
+        "standstill: share of both in which loading, canary and switch kept the engine from sampling."
     )
