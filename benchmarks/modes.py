@@ -26,24 +26,22 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.main_job import JOB, main_job, run_main_job
 from headrace.config import Config, load_config
 from headrace.control.context import Ports
 from headrace.planning.bottleneck import Demands, demands_of
 from headrace.planning.fit import fit_run
 from headrace.ports import Environment, Handle
 from headrace.records.action import Action
-from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected
+from headrace.records.batch import GroupClosed, GroupRejected
 from headrace.records.execution import Lease, Receipt
-from headrace.reporting.report import RunReport, report_run
+from headrace.reporting.report import RunReport
 from headrace.runtime.evaluating import EvalSettings, evaluate
-from headrace.runtime.local import LocalRun, run_local
 from headrace.runtime.simulated import Simulation, simulate
 from headrace.simulation.laws import Constant
 from headrace.simulation.loop import StuckLoop
 from headrace.simulation.scenario import load_scenario
-from headrace.store.reader import open_reader
 
-JOB = Path(__file__).parents[1] / "examples" / "arithmetic" / "train.toml"
 RULES = {
     "sync": ('mode="sync"',),
     "colocate_async": ('mode="colocate_async"',),
@@ -66,18 +64,8 @@ REACHED = 0.8
 
 def job(rule: str, seed: int, tools: Mapping[str, float], arguments: argparse.Namespace) -> Config:
     """The main job under one rule, its tools with these options."""
-    options = "".join(f", {name} = {value}" for name, value in tools.items())
-    return load_config(
-        JOB,
-        (
-            f"run.seed={seed}",
-            f"run.updates={arguments.updates}",
-            "evaluation.every_updates=0",
-            f'environment.options={{ tools = ["calculator"]{options} }}',
-            *(f"schedule.{item}" for item in RULES[rule]),
-            *arguments.overrides,
-        ),
-    )
+    schedule = (f"schedule.{item}" for item in RULES[rule])
+    return main_job(seed, arguments.updates, tools, (*schedule, *arguments.overrides))
 
 
 def bound_s(demands: Demands, rule: str) -> float:
@@ -91,15 +79,10 @@ def cell(load: str, rule: str, seed: int, *, folder: Path, arguments: argparse.N
     """The figures of one run."""
     tools = {"latency_s": arguments.latency, "slow_share": LOADS[load], "wall_s": 20.0 * arguments.latency}
     config = job(rule, seed, tools, arguments)
-    folder.mkdir(parents=True)
-    asyncio.run(run_local(LocalRun(config, folder)))
-    with open_reader(folder) as reader:
-        events = list(reader.events())
-        report = report_run(events, reader.read)
+    trained = run_main_job(config, folder)
+    events, report, versions_s = trained.events, trained.report, trained.versions_s
     fitted = fit_run(folder)
     demands = demands_of(fitted.scenario, fitted.cpu_s_per_episode, fitted.cores)
-    begin_s = next(event.t_ns / 1e9 for event in events if isinstance(event.payload, GroupAdmitted))
-    versions_s = [0.0, *(item.t_s - begin_s for item in report.updates.updates if item.t_s is not None)]
     curve = [
         (versions_s[version], held_out(folder, version, job(rule, seed, {}, arguments)))
         for version in range(0, len(versions_s), 2)
@@ -116,7 +99,7 @@ def cell(load: str, rule: str, seed: int, *, folder: Path, arguments: argparse.N
         "groups_per_s": groups_per_s,
         "fluid_fraction": groups_per_s * bound_s(demands, rule) / config.schedule.batch_groups,
         "demands_s": demands.table(),
-        "information_per_h": report.information.total / (versions_s[-1] / 3600.0),
+        "information_per_h": trained.information_per_h,
         "mean_lag": report.updates.mean_lag,
         "largest_lag": report.updates.largest_lag,
         "kept": 1.0 - rejected / closed,
