@@ -19,6 +19,7 @@ COMMANDS = (
     "verify",
     "repair",
     "prune",
+    "compact",
     "report",
     "export",
     "plan",

@@ -7,11 +7,12 @@ sampled, so that every sampled token is trained once. Without access to rows onl
 
 from headrace.checkers.law import Bounds, Violation
 from headrace.records.batch import BatchPlan, BatchPlanned, BatchRefilled, BatchSelected
+from headrace.records.compaction import read_outline
 from headrace.records.events import Event
 from headrace.records.experience import ReplayedGroup
 from headrace.records.ids import Address, GroupId
 from headrace.records.provenance import Read, read_record
-from headrace.records.trajectory import Transcript, TranscriptSealed
+from headrace.records.trajectory import TranscriptSealed
 
 
 class Consumption:
@@ -124,7 +125,7 @@ class Consumption:
             planned.setdefault(row.transcript, set()).add(row.path)
         problems: list[str] = []
         for address, paths in planned.items():
-            sampled = set(read_record(read, address, Transcript).sampled_paths) if address in self._sealed else paths
+            sampled = set(read_outline(read, address).sampled_paths) if address in self._sealed else paths
             if paths != sampled:
                 problems.append(
                     f"update {plan.update} trains paths {sorted(paths)} of {address}, which sampled on {sorted(sampled)}"

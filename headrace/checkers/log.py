@@ -15,6 +15,7 @@ from headrace.checkers.tokens import TokenAccount, TokenLedger
 from headrace.checkers.turns import SharedTurns
 from headrace.checkers.verdicts import Rewards
 from headrace.checkers.versions import Versions
+from headrace.records.compaction import RecordDropped
 from headrace.records.events import Event, OrdinalState
 from headrace.records.ids import Address
 from headrace.records.provenance import Read
@@ -26,7 +27,7 @@ class LawChecker:
     Args:
         bounds: what the run promised.
         read: looks up sealed rows; without it the laws about their contents are left out.
-        lost: addresses that were quarantined; what a law would read there is left out.
+        lost: addresses that were quarantined; what a law would read there, or of a dropped transcript, is left out.
     """
 
     laws = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C10", "C12", "C14", "C16")
@@ -84,7 +85,7 @@ class LawChecker:
         if event.cause_seq >= event.seq:
             found.append(Violation("C10", event.seq, f"names event {event.cause_seq} as its cause; causes come before"))
         for checker in self._checkers:
-            with contextlib.suppress(RecordLost):
+            with contextlib.suppress(RecordLost, RecordDropped):
                 found += checker.observe(event)
         return found
 

@@ -99,7 +99,7 @@ class TokenAccount:
         return [Violation("C14", event.seq, problem) for problem in problems]
 
     def _turn(self, turn: TurnGenerated) -> None:
-        sampled = sum(len(segment) for segment in turn.segments)
+        sampled = turn.num_tokens
         self._running[turn.episode] += sampled
         if turn.episode.purpose is not Purpose.TRAIN:
             self._other += sampled

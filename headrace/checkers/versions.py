@@ -96,8 +96,8 @@ class Versions:
     def _turn(self, turn: TurnGenerated) -> list[str]:
         problems: list[str] = []
         pin = self._pins.get(turn.episode)
-        for segment in turn.segments:
-            policy = segment.policy
+        for span in turn.spans:
+            policy = span.policy
             if policy is None:
                 problems.append(f"turn {turn.step} of {turn.episode} holds a segment that no policy sampled")
                 continue

@@ -27,6 +27,7 @@ what happened
   headrace verify                                  hashes, alignment and conservation of the newest run
   headrace repair run-001 --dry-run                what can be done about what verify found
   headrace prune run-001 --dry-run                 files that nothing names any more
+  headrace compact run-001 --dry-run               drops the tokens of settled work and keeps every figure
   headrace report                                  the report of the newest run again, from its event log alone
   headrace plan run-001                            what-if: replays a run in the simulator and recommends a layout
   headrace explore --seeds 200                     crashes and faults over simulated runs; every law on every log

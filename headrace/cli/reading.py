@@ -1,4 +1,4 @@
-"""`ls`, `show`, `verify`, `repair`, `prune`, `report`, `export`."""
+"""`ls`, `show`, `verify`, `repair`, `prune`, `compact`, `report`, `export`."""
 
 import argparse
 from pathlib import Path
@@ -13,6 +13,7 @@ def add_commands(commands: Commands) -> None:
     _add_verify(commands)
     _add_repair(commands)
     _add_prune(commands)
+    _add_compact(commands)
     _add_report(commands)
     _add_export(commands)
 
@@ -76,6 +77,26 @@ def _add_prune(commands: Commands) -> None:
     add_named_run(parser)
     parser.add_argument("--dry-run", action="store_true", help="says what would be removed and removes nothing")
     parser.set_defaults(run_command=_prune)
+
+
+def _add_compact(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "compact",
+        "Drops the tokens of settled work from a run, and keeps every figure.\n\n"
+        "Of groups that trained, or were rejected, before the newest updates go: transcripts with their token ids, log-\n"
+        "probs and outputs, the tokens of turns, artifacts, attachments and receipts. Events, verdicts, rewards, plans and\n"
+        "held-out episodes stay: `report` gives the same, `verify` checks every law, `train --resume` goes on.\n"
+        "Such an episode cannot be shown, replayed or exported afterwards. What goes is named in the journal first; a call\n"
+        "that was cut off is ended by the next one. Weights and checkpoints are for `prune`.",
+        "headrace compact run-001 --dry-run\nheadrace compact run-001 --keep-updates 20",
+    )
+    add_named_run(parser)
+    parser.add_argument("--dry-run", action="store_true", help="says what would be dropped and drops nothing")
+    parser.add_argument(
+        "--keep-updates", type=int, default=10, metavar="N", help="newest updates that stay whole (default: 10)"
+    )
+    parser.set_defaults(run_command=_compact)
 
 
 def _add_report(commands: Commands) -> None:
@@ -181,6 +202,16 @@ def _prune(options: argparse.Namespace) -> int:
     print(f"{len(found.files)} files {verb}, {found.size_bytes / 1e6:.1f} MB; {found.kept} stay")
     if found.temporary:
         print(f"{found.temporary} half-written files removed")
+    return 0
+
+
+def _compact(options: argparse.Namespace) -> int:
+    from headrace.runtime.compacting import compact_run, describe
+    from headrace.runtime.folders import find_run
+
+    folder = find_run(options.runs, options.run)
+    found = compact_run(folder, keep_updates=options.keep_updates, is_dry_run=options.dry_run)
+    print(describe(found, is_dry_run=options.dry_run))
     return 0
 
 

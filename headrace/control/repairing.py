@@ -5,7 +5,7 @@ update consumed is void as a whole, transcript and verdict together, and its mem
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from headrace.control.past import RunPast
 from headrace.control.recovery import RunFold
@@ -93,6 +93,7 @@ class LossAssessor:
         losses: Mapping[Address, Loss],
         read_plan: Callable[[Address], BatchPlan],
         is_loadable: Callable[[Manifest], bool],
+        dropped: Collection[Address] = frozenset(),
     ) -> Assessment:
         """What the losses mean.
 
@@ -100,6 +101,7 @@ class LossAssessor:
             losses: by address; those that the run knows of already are left out.
             read_plan: a plan that is not lost.
             is_loadable: whether every file of a checkpoint verifies.
+            dropped: what compactions dropped, which is no loss but cannot be computed from.
         """
         void = {address: self._void(address, loss) for address, loss in sorted(losses.items())}
         external = {episode.group for episode in void.values() if episode is not None and episode in self._external}
@@ -116,7 +118,7 @@ class LossAssessor:
         rejected = tuple(
             (group, self._rejection(group)) for group in sorted(external) if group.purpose == Purpose.TRAIN.value
         )
-        cut_seq, reason = self._cut(void, losses, read_plan, is_loadable)
+        cut_seq, reason = self._cut(void, losses.keys() | dropped, read_plan, is_loadable)
         return Assessment(
             tuple(
                 RecordQuarantined(
@@ -150,23 +152,23 @@ class LossAssessor:
     def _cut(
         self,
         void: Mapping[Address, EpisodeId | None],
-        losses: Mapping[Address, Loss],
+        gone: Collection[Address],
         read_plan: Callable[[Address], BatchPlan],
         is_loadable: Callable[[Manifest], bool],
     ) -> tuple[int | None, str]:
         """The first update that can be neither loaded nor computed again, as the last event before its selection."""
         past = self.past
-        lost = losses.keys() | past.lost
+        lost = past.lost.union(gone)
         loaded = next((item.update for item in reversed(past.checkpoints) if is_loadable(item.manifest)), 0)
         for update in sorted(past.plans):
             if update <= loaded:
                 continue
             plan = past.plans[update]
-            gone = {plan} & lost or {row.transcript for row in read_plan(plan).rows} & lost
-            if gone:
+            needed = {plan} & lost or {row.transcript for row in read_plan(plan).rows} & lost
+            if needed:
                 return self._selected[update] - 1, (
                     f"update {update} is not in the newest checkpoint that verifies ({loaded or 'none'}) and cannot be "
-                    f"computed again: {min(gone)} is lost"
+                    f"computed again: {min(needed)} is lost"
                 )
         if past.update is not None:
             reopened = {episode.group for episode in void.values() if episode is not None}

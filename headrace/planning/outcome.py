@@ -164,11 +164,11 @@ class OutcomeFold:
         """Takes the next event."""
         self._identities.observe(event)
         match event.payload:
-            case TurnGenerated(episode=episode, segments=segments, generate_s=generate_s):
+            case TurnGenerated(episode=episode, spans=spans, generate_s=generate_s):
                 parts = self._sampled.setdefault(str(episode), [])
-                for segment in segments:
-                    count = len(segment)
-                    parts.append((segment.policy.version if segment.policy else 0, count, generate_s / len(segments)))
+                for span in spans:
+                    version = span.policy.version if span.policy else 0
+                    parts.append((version, span.num_tokens, generate_s / len(spans)))
             case WorkerStateChanged(worker="trainer", state=state):
                 self._idle.change(event.t_ns, state)
             case WeightsActivated(policy=policy):

@@ -17,6 +17,7 @@ from headrace.records.batch import (
     GroupRejected,
 )
 from headrace.records.checkpoint import CheckpointWritten, RecordQuarantined, RunResumed
+from headrace.records.compaction import RunCompacted
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted
 from headrace.records.execution import EnvironmentRestored, EpisodeClaimed
 from headrace.records.gate import BatchGated
@@ -94,6 +95,7 @@ Payload = (
     | CheckpointWritten
     | RunResumed
     | RecordQuarantined
+    | RunCompacted
 )
 
 
@@ -110,7 +112,9 @@ class Durability(enum.Enum):
     TELEMETRY = "telemetry"
 
 
-_DURABLE = frozenset({RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten, RecordQuarantined})
+_DURABLE = frozenset(
+    {RunStarted, RunEnded, BatchPlanned, WeightsCommitted, CheckpointWritten, RecordQuarantined, RunCompacted}
+)
 _TELEMETRY = frozenset(
     {
         WorkerStateChanged,

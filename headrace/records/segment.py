@@ -207,7 +207,19 @@ class GenerateRequest(msgspec.Struct, frozen=True, gc=False):
         return self.request_id.partition("/")[0]
 
 
-class TurnGenerated(msgspec.Struct, frozen=True, gc=False, tag="turn_generated"):
+class TurnSpan(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How many tokens one version sampled in a row.
+
+    Attributes:
+        policy: the version; None where a segment names none.
+        num_tokens: how many.
+    """
+
+    policy: PolicyRef | None
+    num_tokens: int
+
+
+class TurnGenerated(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag="turn_generated"):
     """The policy's turn is complete: what was sampled, and by which versions.
 
     Attributes:
@@ -217,6 +229,7 @@ class TurnGenerated(msgspec.Struct, frozen=True, gc=False, tag="turn_generated")
         wait_s: seconds the request waited for a slot.
         generate_s: seconds from slot to last token.
         preemptions: how often its cache was rebuilt or its slot taken.
+        shortened: what stands in the place of `segments` once a compaction has dropped them.
     """
 
     episode: EpisodeId
@@ -225,3 +238,18 @@ class TurnGenerated(msgspec.Struct, frozen=True, gc=False, tag="turn_generated")
     wait_s: float
     generate_s: float
     preemptions: int
+    shortened: tuple[TurnSpan, ...] = ()
+
+    @property
+    def spans(self) -> tuple[TurnSpan, ...]:
+        """Which version sampled how many tokens, in order; the same before and after a compaction."""
+        return self.shortened or tuple([TurnSpan(segment.policy, len(segment)) for segment in self.segments])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled in the turn."""
+        return sum([span.num_tokens for span in self.spans])
+
+    def shorten(self) -> "TurnGenerated":
+        """The turn without its tokens and log-probs; the counts stay."""
+        return msgspec.structs.replace(self, segments=(), shortened=self.spans)

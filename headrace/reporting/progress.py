@@ -190,7 +190,7 @@ class Progress:
         )
 
     def _on_turn(self, event: Event, turn: TurnGenerated) -> None:
-        count = sum(len(segment) for segment in turn.segments)
+        count = turn.num_tokens
         self._tokens.append((event.t_ns, count))
         self._window_tokens += count
         while self._tokens[0][0] < event.t_ns - _RATE_WINDOW_NS:

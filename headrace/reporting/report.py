@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from headrace.config import Config
+from headrace.records.compaction import RunCompacted
 from headrace.records.events import Event
 from headrace.records.provenance import Read
 from headrace.reporting.folds.claims import Claims, claims
@@ -44,7 +45,7 @@ class RunFacts(msgspec.Struct, frozen=True):
         ending: how it ended; None while it runs, or when it stopped without a word.
         updates_done: versions made.
         updates_planned: of the configuration; None when it is not in the log.
-        events: number of events.
+        events: number of events but for compactions, which are in no figure.
         config: the effective configuration, if the log holds it.
     """
 
@@ -140,6 +141,8 @@ class RunFold:
 
     def observe(self, event: Event) -> None:
         """Takes the next event."""
+        if isinstance(event.payload, RunCompacted):
+            return
         self._events += 1
         for fold in self._folds:
             fold.observe(event)

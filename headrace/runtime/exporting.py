@@ -60,7 +60,9 @@ def export_trajectories(run: Path, kind: str, purpose: str | None, out: Path | N
     file = out or run / ("trajectories.parquet" if kind == "parquet" else "trajectories.atif.jsonl")
     file.parent.mkdir(parents=True, exist_ok=True)
     written = (export_parquet if kind == "parquet" else export_atif)(run, file, purpose)
-    return f"{written} trajectories of {run} in {file}, {file.stat().st_size} bytes"
+    dropped = _num_dropped(run, purpose)
+    told = f"; {dropped} more were dropped by `headrace compact`, only a copy of the run from before has them"
+    return f"{written} trajectories of {run} in {file}, {file.stat().st_size} bytes{told if dropped else ''}"
 
 
 def export_model_to(name: str, runs: Path, out: Path | None) -> str:
@@ -106,7 +108,7 @@ def export_atif(run: Path, file: Path, purpose: str | None) -> int:
 
 
 def trajectories(reader: JournalReader, run: Path, purpose: str | None) -> Iterator[Trajectory]:
-    """Every sealed attempt in the order of sealing; of one purpose, if it is named."""
+    """Every sealed attempt that no compaction dropped in the order of sealing; of one purpose, if it is named."""
     rule = RewardRule(run_config(reader, run).algorithm.reward_rule)
     verdicts: dict[str, Verdict] = {}
     for event in reader.events_of_kind("verdict_sealed"):
@@ -115,9 +117,9 @@ def trajectories(reader: JournalReader, run: Path, purpose: str | None) -> Itera
             first = verdicts.get(verdict.transcript)
             if first is None or (isinstance(first.outcome, Unscored) and isinstance(verdict.outcome, Scored)):
                 verdicts[verdict.transcript] = verdict
-    for event in reader.events_of_kind("transcript_sealed"):
-        sealed = event.payload
-        if not isinstance(sealed, TranscriptSealed) or (purpose and not event.key.startswith(f"{purpose}.")):
+    drops = reader.drops()
+    for sealed in _sealed(reader, purpose):
+        if sealed.transcript in drops:
             continue
         verdict = verdicts.get(sealed.transcript)
         yield Trajectory(
@@ -127,6 +129,18 @@ def trajectories(reader: JournalReader, run: Path, purpose: str | None) -> Itera
             verdict,
             reward_of(verdict, rule),
         )
+
+
+def _sealed(reader: JournalReader, purpose: str | None) -> Iterator[TranscriptSealed]:
+    for event in reader.events_of_kind("transcript_sealed"):
+        if isinstance(event.payload, TranscriptSealed) and (not purpose or event.key.startswith(f"{purpose}.")):
+            yield event.payload
+
+
+def _num_dropped(run: Path, purpose: str | None) -> int:
+    with open_reader(run) as reader:
+        drops = reader.drops()
+        return sum(sealed.transcript in drops for sealed in _sealed(reader, purpose))
 
 
 def parquet_rows(trajectory: Trajectory) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from headrace.errors import ConfigError
 from headrace.harness.codec import TextCodec
 from headrace.records.arrays import IntArray
+from headrace.records.compaction import RecordDropped
 from headrace.records.ids import EpisodeId
 from headrace.reporting import show
 from headrace.reporting.html import render_page
@@ -31,6 +32,7 @@ def show_episode(run: Path, episode: str, *, has_logprobs: bool) -> str:
 
     Raises:
         ConfigError: when the name is none, or the run has no such episode.
+        RecordDropped: when a compaction dropped it.
     """
     try:
         episode_id = EpisodeId.parse(episode)
@@ -46,6 +48,8 @@ def show_episode(run: Path, episode: str, *, has_logprobs: bool) -> str:
     with open_reader(run) as reader:
         try:
             view = inspect_episode(reader, episode_id)
+        except RecordDropped:
+            raise
         except KeyError as error:
             raise ConfigError(f"{run} has no episode {episode}; ordinals, members and attempts count from 0") from error
         return show.show_episode(view, decode, has_logprobs=has_logprobs)

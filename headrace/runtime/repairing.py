@@ -17,6 +17,7 @@ from headrace.control.repairing import Assessment, Loss, LossAssessor
 from headrace.errors import IntegrityError, StoreError
 from headrace.records.batch import BatchPlan
 from headrace.records.checkpoint import Manifest
+from headrace.records.compaction import DropList
 from headrace.records.ids import Address
 from headrace.runtime.folders import BLOBS
 from headrace.store.blobs import FileBlobs
@@ -132,11 +133,16 @@ def _diagnose(reader: JournalReader, folder: Path, *, may_truncate: bool) -> _Di
             epoch = max(epoch, event.epoch)
         rows = SalvagedRows(reader, events.named)
         plans: dict[Address, BatchPlan] = {}
+        dropped: set[Address] = set()
         for row, _ in rows:
             if row.kind == "plan":
                 plans[Address(row.address)] = msgspec.msgpack.decode(row.data, type=BatchPlan)
-        losses = _losses(assessor, rows, blobs, kept)
-        assessment = assessor.assess(losses, plans.__getitem__, blobs.is_loadable)
+            elif row.kind == "compaction":
+                dropped.update(item.address for item in msgspec.msgpack.decode(row.data, type=DropList).records)
+        losses = {
+            address: loss for address, loss in _losses(assessor, rows, blobs, kept).items() if address not in dropped
+        }
+        assessment = assessor.assess(losses, plans.__getitem__, blobs.is_loadable, dropped)
         cut = _earlier(events.break_, assessment)
         if cut is None or not may_truncate:
             break

@@ -14,6 +14,7 @@ import msgspec
 from headrace.config import Config
 from headrace.errors import ConfigError, InferenceError, IntegrityError, Outcome
 from headrace.inference.scripted import ScriptedInference
+from headrace.records.compaction import RecordDropped
 from headrace.records.ids import EpisodeId
 from headrace.records.provenance import PolicyVersion
 from headrace.records.segment import GenerateRequest, Sampling, TokenSegment
@@ -83,6 +84,7 @@ def replay(run: Path, episode: str, *, is_forced: bool) -> ReplayReport:
 
     Raises:
         ConfigError: when there is no such episode, or it was never sealed.
+        RecordDropped: when a compaction dropped it.
     """
     try:
         episode_id = EpisodeId.parse(episode)
@@ -91,6 +93,8 @@ def replay(run: Path, episode: str, *, is_forced: bool) -> ReplayReport:
     with open_reader(run) as reader:
         try:
             view = inspect_episode(reader, episode_id)
+        except RecordDropped:
+            raise
         except KeyError as error:
             raise ConfigError(f"{run} has no episode {episode}; `headrace show` names those of a group") from error
         config = run_config(reader, run)

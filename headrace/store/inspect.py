@@ -139,6 +139,7 @@ def inspect_episode(reader: JournalReader, episode: EpisodeId) -> EpisodeView:
     """All that the journal holds of the episode.
 
     Raises:
+        RecordDropped: when a compaction dropped its transcript.
         KeyError: when the journal has no event of it.
         IntegrityError: when a record is damaged.
     """

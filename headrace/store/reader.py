@@ -17,6 +17,7 @@ from headrace.errors import IntegrityError, StoreError
 from headrace.records.events import Event, is_once, kind_of
 from headrace.records.ids import Address
 from headrace.records.provenance import check_address
+from headrace.store.drops import Drops
 from headrace.store.schema import FILE_NAME, open_read_only
 
 T = TypeVar("T")
@@ -109,6 +110,7 @@ class JournalReader:
     def __init__(self, connection: apsw.Connection, name: str) -> None:
         self._connection = connection
         self._name = name
+        self._drops: Drops | None = None
 
     def __enter__(self) -> "JournalReader":
         return self
@@ -122,6 +124,7 @@ class JournalReader:
         """Bytes of a durable row, checked against the address.
 
         Raises:
+            RecordDropped: when a compaction dropped it.
             KeyError: when there is no such row.
             IntegrityError: when the bytes do not hash to the address.
             StoreError: when the database cannot be read.
@@ -131,12 +134,20 @@ class JournalReader:
         return data
 
     def read_unchecked(self, address: Address) -> bytes:
-        """Bytes of a durable row. Raises KeyError, StoreError, and IntegrityError when they are no bytes."""
+        """Bytes of a durable row. Raises as `read` does, and IntegrityError only when they are no bytes."""
         for (found,) in self._lines("SELECT data FROM rows WHERE address = ?", (address,)):
             if not isinstance(found, bytes):
                 raise IntegrityError(f"row {address} of {self._name} holds {type(found).__name__}; the line is damaged")
             return found
-        raise KeyError(f"no row {address} in {self._name}")
+        if self._drops is None:
+            self._drops = Drops((), self.read)  # so that a list that is absent itself is not looked for in the lists
+            self._drops = self.drops()
+        raise self._drops.refusal(address) or KeyError(f"no row {address} in {self._name}")
+
+    def drops(self) -> Drops:
+        """What compactions dropped. Raises IntegrityError when a list of it is damaged or gone, and StoreError."""
+        kinds = ("run_compacted", "record_quarantined")
+        return Drops((event for kind in kinds for event in self.events_of_kind(kind)), self.read)
 
     def has_row(self, address: Address) -> bool:
         """Whether a row of this address is stored; says nothing of its bytes. Raises StoreError."""

@@ -10,6 +10,7 @@ import msgspec
 from headrace.config import Config
 from headrace.records.action import ActionCommitted
 from headrace.records.batch import BatchPlan, BatchPlanned, GroupClosed
+from headrace.records.compaction import DropList, RunCompacted
 from headrace.records.events import Event
 from headrace.records.execution import StoredReceipt
 from headrace.records.ids import Address
@@ -20,6 +21,7 @@ from headrace.records.verdict import Verdict, VerdictDisputed, VerdictSealed
 
 ROW_TYPES: dict[str, Any] = {
     "artifact": bytes,
+    "compaction": DropList,
     "config": Config,
     "plan": BatchPlan,
     "receipt": StoredReceipt,
@@ -55,6 +57,8 @@ def named_by_event(event: Event) -> Named:
             found += [("member verdict", item.verdict) for item in members]
         case BatchPlanned(plan=plan):
             found = [("plan", plan)]
+        case RunCompacted(lists=lists):
+            found = [("compaction", address) for address in lists]
         case _:
             pass
     return [(role, address) for role, address in found if address is not None]

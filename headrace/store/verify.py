@@ -59,7 +59,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     Attributes:
         problems: empty when the run is sound; cut after a thousand.
         counts: what was looked at: `events`, `rows`, `rows.transcript`, `blobs`, `laws`, …; `quarantined` counts addresses
-            that are named and were set aside by a repair.
+            that are named and were set aside by a repair, `dropped` those that a compaction dropped.
         head: hash chain over all stored events.
         absent: committed versions whose weights are not there, by why that is no problem: `retention` or `repair`.
     """
@@ -205,10 +205,13 @@ class _Verification:
                 self._object(where, f"action {outcome.action.id}: the output sealed is not the output observed")
 
     def _names(self, reader: JournalReader) -> None:
+        drops = reader.drops()
         for address, namer in self._named.items():
             if reader.has_row(address) or self._has_blob(address):
                 continue
-            if address in self._lost:
+            if address in drops:
+                self._counts["dropped"] += 1
+            elif address in self._lost:
                 self._counts["quarantined"] += 1
             else:
                 self._object(namer, f"names {address}, which is neither a row nor a blob")

@@ -101,7 +101,7 @@ class FlowRates:
     def observe(self, event: Event) -> None:
         """Takes the next event."""
         if isinstance(event.payload, TurnGenerated):
-            self._sampled.append((event.t_ns, sum(len(segment) for segment in event.payload.segments)))
+            self._sampled.append((event.t_ns, event.payload.num_tokens))
 
     def result(self) -> Flow:
         """The figures so far."""

@@ -4,7 +4,6 @@ Invariant: only what an event or a readable sealed row named is in it.
 """
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -18,15 +17,15 @@ from headrace.records.batch import (
     GroupClosed,
     GroupRejected,
 )
+from headrace.records.compaction import read_outline
 from headrace.records.events import Event, Payload
 from headrace.records.gate import BatchGated
 from headrace.records.ids import Address, EpisodeId, GroupId, PolicyRef
 from headrace.records.provenance import Read, read_record
 from headrace.records.reward import RewardRule, reward_of
 from headrace.records.run import RunEnded, RunStarted
-from headrace.records.segment import Origin
 from headrace.records.task import Task, TaskDrawn
-from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
+from headrace.records.trajectory import EpisodeStarted, SideRecord, TranscriptSealed
 from headrace.records.update import (
     BatchScored,
     CanaryChecked,
@@ -252,21 +251,20 @@ class RunIndex:
 
     def _seal(self, episode: EpisodeId, sealed: TranscriptSealed, t_ns: int) -> None:
         try:
-            transcript = read_record(self._read, sealed.transcript, Transcript)
+            outline = read_outline(self._read, sealed.transcript)
             side = read_record(self._read, sealed.side, SideRecord)
         except KeyError:
             return  # the funnel counts what was quarantined
-        statuses = Counter(outcome.status for outcome in transcript.actions)
         self.transcripts[sealed.transcript] = TranscriptLife(
             episode=episode,
             sealed=sealed,
             sealed_ns=t_ns,
             started_ns=self._episodes.get(episode),
             side=side,
-            limits_hit=transcript.limits_hit,
-            statuses=tuple(sorted(statuses.items(), key=lambda item: item[0].value)),
-            malformed_turns=_malformed_turns(transcript),
-            forks=tuple(path.parent.cause for path in transcript.paths if path.parent is not None),
+            limits_hit=outline.limits_hit,
+            statuses=outline.statuses,
+            malformed_turns=outline.malformed_turns,
+            forks=outline.forks,
         )
 
     def _judge(self, sealed: VerdictSealed, t_ns: int) -> None:
@@ -293,16 +291,3 @@ class RunIndex:
 
     def _update(self, update: int) -> UpdateLife:
         return self.updates.setdefault(update, UpdateLife(update))
-
-
-def _malformed_turns(transcript: Transcript) -> int:
-    """Policy turns that could not be read: observations after the first turn that answer no action."""
-    answered = {(outcome.path, outcome.segment) for outcome in transcript.actions}
-    count = 0
-    for index, path in enumerate(transcript.paths):
-        has_sampled = path.parent is not None
-        for position, segment in enumerate(path.segments):
-            has_sampled = has_sampled or segment.origin is Origin.POLICY
-            is_observation = has_sampled and segment.origin is Origin.ENVIRONMENT
-            count += is_observation and position >= path.num_carried and (index, position) not in answered
-    return count
