@@ -10,9 +10,8 @@ this one was intended, is no answer: it is recorded as refused, and the outcome 
 * produces: the receipt, committed.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from headrace.control.pacing import ServiceTurns
 from headrace.control.past import AttemptPast
 from headrace.control.recorder import OwnerPen, WorkerClock
 from headrace.errors import EnvironmentFault, EnvironmentFenced, IntegrityError, Outcome
@@ -23,10 +22,16 @@ from headrace.records.ids import Address
 from headrace.records.run import AnswerRefused
 
 _TRIES = 3
+Turn = Callable[[], Awaitable[float | None]]
+"""Seconds that a call waited for its turn, once they are over; None when its episode has no time left."""
 
 
 class UnknownEffect(EnvironmentFault):
     """An external action may or may not have happened, and nobody can tell."""
+
+
+async def _at_once() -> float:
+    return 0.0
 
 
 class ActionRunner:
@@ -37,7 +42,6 @@ class ActionRunner:
         recorder: where it is said.
         clock: times the environment.
         past: what was done of them before this process began.
-        service: holds calls back, each try by itself; none does by default.
 
     Attributes:
         has_intended: whether any action of the attempt has an INTENT.
@@ -47,25 +51,25 @@ class ActionRunner:
 
     handle: Handle
 
-    def __init__(
-        self,
-        environment: Environment,
-        recorder: OwnerPen,
-        clock: WorkerClock,
-        past: AttemptPast,
-        *,
-        service: ServiceTurns | None = None,
-    ) -> None:
+    def __init__(self, environment: Environment, recorder: OwnerPen, clock: WorkerClock, past: AttemptPast) -> None:
         self.has_intended = bool(past.intents)
         self._past = past
         self._environment = environment
         self._recorder = recorder
         self._clock = clock
-        self._service = service or ServiceTurns()
         self.revision: Address | None = None
 
-    async def run(self, action: Action, lease: Lease, timeout_s: float, wait_s: float = 0.0) -> tuple[Receipt, int]:
-        """The receipt and the sequence number of its COMMIT; `wait_s` is what its turn at the service took.
+    async def run(
+        self, action: Action, lease: Lease, timeout_s: float, *, wait_s: float = 0.0, turn: Turn = _at_once
+    ) -> tuple[Receipt, int]:
+        """The receipt and the sequence number of its COMMIT.
+
+        Args:
+            action: what to do.
+            lease: the right to.
+            timeout_s: of each try.
+            wait_s: seconds that it waited for its turn at the service.
+            turn: waits for that of a further try.
 
         Raises:
             EnvironmentFault: when the boundary failed for good; `UnknownEffect` when an effect outside is possible.
@@ -85,7 +89,7 @@ class ActionRunner:
             intent = self._recorder.record(intended, key=key)
             if effect is not EffectClass.PURE:
                 await self._recorder.durable(intent)
-        receipt = await self._execute(action, lease, timeout_s)
+        receipt = await self._execute(action, lease, timeout_s, turn)
         self.revision = receipt.revision
         row = Row("receipt", receipt.stored)
         commit = self._recorder.record(
@@ -93,7 +97,7 @@ class ActionRunner:
         )
         return receipt, commit
 
-    async def _execute(self, action: Action, lease: Lease, timeout_s: float) -> Receipt:
+    async def _execute(self, action: Action, lease: Lease, timeout_s: float, turn: Turn) -> Receipt:
         for try_number in range(1, _TRIES + 1):
             self._clock.enter(action.tool)
             try:
@@ -107,7 +111,7 @@ class ActionRunner:
                     receipt = await self._probe(action, lease, timeout_s, fault)
                     if receipt is not None:
                         return receipt
-                if try_number == _TRIES or await self._service.turn(timeout_s) is None:
+                if try_number == _TRIES or await turn() is None:
                     raise
             finally:
                 self._clock.leave()

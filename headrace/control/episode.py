@@ -162,9 +162,7 @@ class _Attempt:
         self._budget = spec.task.budget
         self._loop = asyncio.get_running_loop()
         self.past = spec.past or _NO_PAST
-        self._actions = ActionRunner(
-            ports.environment, recorder, ports.environment_clock, self.past, service=ports.service
-        )
+        self._actions = ActionRunner(ports.environment, recorder, ports.environment_clock, self.past)
         self._opener = EnvironmentOpener(
             ports.environment,
             recorder,
@@ -296,9 +294,12 @@ class _Attempt:
                 wait_s = await self._service_turn()
                 if wait_s is None:
                     break
-            begin_s = self._loop.time()
-            receipt, commit = await self._actions.run(action, self._lease, self._tool_timeout_s(), wait_s)
-            trace.tool_s += receipt.metering.wall_s if is_committed else self._loop.time() - begin_s
+            begin_s, held_s = self._loop.time(), trace.service_s
+            receipt, commit = await self._actions.run(
+                action, self._lease, self._tool_timeout_s(), wait_s=wait_s, turn=self._service_turn
+            )
+            elapsed_s = self._loop.time() - begin_s - (trace.service_s - held_s)
+            trace.tool_s += receipt.metering.wall_s if is_committed else elapsed_s
             trace.metering = trace.metering + receipt.metering
             receipts.append((action, receipt, commit))
             if self._limit_reached(step):

@@ -1,17 +1,24 @@
 """The rate limit of the service behind the tools: fair, bounded by the episode's own time, and seen in the log."""
 
 import asyncio
+import dataclasses
 import itertools
+from collections.abc import Coroutine
+from typing import Any, cast
 
 import msgspec
 import pytest
-from control.simulated_runs import config, faultless, payloads, run, with_budget
+from control.simulated_runs import config, faultless, payloads, run, with_budget, with_faults
 
+from headrace.control.context import Ports
 from headrace.control.pacing import ServiceTurns
+from headrace.ports import Environment
 from headrace.records.action import ActionIntended
+from headrace.records.execution import Receipt
 from headrace.records.trajectory import SideRecord, TranscriptSealed
 from headrace.reporting.report import report_run
 from headrace.runtime.simulated import SimulatedDisk, Simulation, simulate
+from headrace.simulation.faults import Fault, FaultKind
 from headrace.simulation.laws import Constant
 from headrace.simulation.loop import run_virtual
 from headrace.simulation.scenario import Scenario
@@ -57,6 +64,32 @@ def test_the_calls_of_all_episodes_begin_as_far_apart_as_the_service_asks_and_in
     asked = [t_s - wait_s for t_s, wait_s in intended]
     assert all(after >= before - 1e-6 for before, after in itertools.pairwise(asked))
     assert max(wait_s for _, wait_s in intended) > 10 / CALLS_PER_S
+
+
+def test_a_call_that_is_tried_again_waits_its_turn_again() -> None:
+    begun = list[float]()
+
+    class Timed:
+        def __init__(self, inner: Environment) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._inner, name)
+
+        def execute(self, *call: Any) -> Coroutine[Any, Any, Receipt]:
+            begun.append(asyncio.get_running_loop().time())
+            return self._inner.execute(*call)
+
+    adapt, injected = with_faults(Fault(worker="environment", kind=FaultKind.REJECT, method="execute", call=2))
+
+    def timed(ports: Ports) -> Ports:
+        faulty = adapt(ports)
+        return dataclasses.replace(faulty, environment=cast("Environment", Timed(faulty.environment)))
+
+    result = run(AHEAD, of=limited(), updates=1, adapt=timed)
+    assert injected[0].is_spent
+    assert len(begun) == len(payloads(result, ActionIntended)) + 1
+    assert min(after - before for before, after in itertools.pairwise(begun)) >= 1 / CALLS_PER_S - 1e-6
 
 
 def test_an_episode_whose_time_ends_in_the_queue_is_cut_short_and_has_called_nothing_more() -> None:
