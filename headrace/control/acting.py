@@ -49,6 +49,7 @@ class ActionRunner:
         revision: where it stands; None unless the environment keeps revisions.
     """
 
+    __slots__ = ("_clock", "_environment", "_past", "_recorder", "handle", "has_intended", "revision")
     handle: Handle
 
     def __init__(self, environment: Environment, recorder: OwnerPen, clock: WorkerClock, past: AttemptPast) -> None:

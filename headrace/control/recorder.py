@@ -107,6 +107,8 @@ class OwnerPen:
         token: of the owner's lease.
     """
 
+    __slots__ = ("_episode", "_recorder", "_token")
+
     def __init__(self, recorder: Recorder, episode: EpisodeId, token: LeaseToken) -> None:
         self._recorder = recorder
         self._episode = episode
