@@ -23,12 +23,12 @@ import heapq
 import math
 import sys
 import threading
-import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from headrace.records.streams import uniforms
+from headrace.simulation.handles import Living, VirtualHandle, VirtualTimer
 from headrace.simulation.waiting import (
     Deadlock,
     Livelock,
@@ -77,6 +77,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._max_ns = None if max_time_s is None else round(max_time_s * _NS)
         self._max_rounds = max_rounds
         self._now_ns = round(start_s * _NS)
+        self._now_s = self._now_ns / _NS
         self._births = 0
         self._ready: collections.deque[asyncio.Handle] = collections.deque()
         self._timers: list[tuple[int, int, asyncio.TimerHandle]] = []
@@ -85,15 +86,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._thread = threading.get_ident()
         self._task_factory: Any = None
         self._exception_handler: Any = None
-        self._async_generators: dict[int, weakref.ref[AsyncGenerator[Any, Any]]] = {}
+        self._async_generators: Living[AsyncGenerator[Any, Any]] = Living()
         self._unhandled: list[BaseException] = []
-        self._tasks: weakref.WeakSet[VirtualTask] = weakref.WeakSet()
+        self._tasks: Living[VirtualTask] = Living()
 
     # --- the clock and the queue
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
-        return self._now_ns / _NS
+        return self._now_s
 
     def next_birth(self) -> int:
         """A number that nothing else on this loop has."""
@@ -105,7 +106,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         if self._is_closed:
             raise RuntimeError("Event loop is closed")
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = VirtualHandle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -119,7 +120,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now_ns / _NS + delay, callback, *args, context=context)
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
@@ -128,7 +129,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             raise RuntimeError("Event loop is closed")
         if math.isnan(when):
             raise ValueError("call_at(nan): a timer needs a time")
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = VirtualTimer(when, callback, args, self, context=context)
         if when != math.inf:  # a timer at infinity never fires
             timer._scheduled = True
             heapq.heappush(self._timers, (max(round(when * _NS), self._now_ns), self.next_birth(), timer))
@@ -182,7 +183,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _run_ready(self) -> None:
         """Runs as many callbacks as are ready now; what becomes ready meanwhile is the next round's."""
-        ready, now_s = self._ready, self._now_ns / _NS
+        ready, now_s = self._ready, self._now_s
         take = ready.popleft if self._draws is None else self._draw_ready
         num_ready = len(ready)
         self.num_callbacks += num_ready
@@ -217,7 +218,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             raise self._stuck(
                 OutOfTime, f"the next timer is at {now_ns / _NS:g} s, allowed are {self._max_ns / _NS:g} s"
             )
-        self._now_ns = now_ns
+        self._now_ns, self._now_s = now_ns, now_ns / _NS
         while timers and timers[0][0] == now_ns:
             timer = heapq.heappop(timers)[2]
             timer._scheduled = False
@@ -231,7 +232,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def unfinished_tasks(self) -> list[VirtualTask]:
         """Tasks of this loop that are not done, by birth."""
-        return sorted((task for task in self._tasks if not task.done()), key=lambda task: task.birth)
+        return [task for task in self._tasks.by_birth() if not task.done()]
 
     def run_until_complete(self, future: Any) -> Any:
         """Result of the coroutine or future. Raises what it raises, and what `run_forever` raises."""
@@ -284,7 +285,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.run_until_complete(self.shutdown_asyncgens())
         finally:
             self.close()
-        for task in sorted(self._tasks, key=lambda task: task.birth):
+        for task in self._tasks.by_birth():
             if not task.cancelled() and getattr(task, "_log_traceback", False):  # failed, and nobody asked
                 self._unhandled.append(task.exception() or RuntimeError(f"{task.get_name()} failed"))
         if self._unhandled:
@@ -302,8 +303,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._task_factory is not None:
             return self._task_factory(self, coro, **options)
         birth = self.next_birth()
-        task = VirtualTask(coro, birth=birth, born_s=self.time(), loop=self, name=name or f"task-{birth}", **options)
-        self._tasks.add(task)
+        task = VirtualTask(coro, birth=birth, born_s=self._now_s, loop=self, name=name or f"task-{birth}", **options)
+        self._tasks.add(birth, task)
         return task
 
     def set_task_factory(self, factory: Any) -> None:
@@ -313,10 +314,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._task_factory
 
     def _generator_started(self, generator: AsyncGenerator[Any, Any]) -> None:
-        # Not a WeakSet: that iterates by address.
-        birth = self.next_birth()
-        registry = self._async_generators
-        registry[birth] = weakref.ref(generator, lambda _: registry.pop(birth, None))
+        self._async_generators.add(self.next_birth(), generator)
 
     def _generator_dropped(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self._is_closed:
@@ -324,11 +322,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     async def shutdown_asyncgens(self) -> None:
         """Closes every asynchronous generator that was begun and not finished, in the order in which they began."""
-        registered, self._async_generators = self._async_generators, {}
-        for _, reference in sorted(registered.items()):
-            generator = reference()
-            if generator is not None:
-                await generator.aclose()
+        begun, self._async_generators = self._async_generators.by_birth(), Living()
+        for generator in begun:
+            await generator.aclose()
 
     async def shutdown_default_executor(self) -> None:
         """Nothing to do: there is never an executor."""
