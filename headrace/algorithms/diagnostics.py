@@ -9,6 +9,7 @@ Dimensions: N weights (one per sequence unless said otherwise).
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +42,13 @@ def effective_sample_size(log_weights_N: Values) -> EffectiveSampleSize:
     Raises:
         ValueError: on NaN, +inf or no weights at all.
     """
-    scaled_N, _ = _scaled(log_weights_N)
-    squares = float((scaled_N**2).sum())
-    size = float(scaled_N.sum()) ** 2 / squares if squares > 0 else 0.0
-    return EffectiveSampleSize(size, size / len(scaled_N))
+    return _effective_size(_scaled(log_weights_N))
+
+
+def _effective_size(weights: "_Weights") -> EffectiveSampleSize:
+    squares = float(np.add.reduce(weights.scaled_N**2))
+    size = weights.total**2 / squares if squares > 0 else 0.0
+    return EffectiveSampleSize(size, size / len(weights.scaled_N))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +76,17 @@ def mean_weight(log_weights_N: Values) -> MeanWeight:
     Raises:
         ValueError: on NaN, +inf or no weights at all.
     """
-    scaled_N, shift = _scaled(log_weights_N)
-    count = len(scaled_N)
+    return _mean_weight(_scaled(log_weights_N))
+
+
+def _mean_weight(weights: "_Weights") -> MeanWeight:
+    count, shift = len(weights.scaled_N), weights.shift
     scale = math.exp(shift) if shift < 709.0 else math.inf
-    mean = float(scaled_N.mean())
+    mean = weights.total / count
     if count < 2:
         return MeanWeight(scale * mean, math.inf, 0.0)
-    error = float(scaled_N.std(ddof=1)) / math.sqrt(count)
+    squares = float(np.add.reduce((weights.scaled_N - mean) ** 2))
+    error = math.sqrt(squares / (count - 1)) / math.sqrt(count)
     gap = mean - (math.exp(-shift) if shift > -709.0 else math.inf)
     if error <= 0:
         return MeanWeight(scale * mean, 0.0, 0.0 if abs(gap) <= 1e-12 else math.copysign(math.inf, gap))
@@ -116,22 +124,32 @@ def tail(log_weights_N: Values) -> Tail:
     Raises:
         ValueError: on NaN, +inf or no weights at all.
     """
-    logs_N = _checked(log_weights_N)
-    scaled_N, shift = _scaled(logs_N)
-    quantiles_5 = np.quantile(scaled_N, [0.5, 0.95, 0.99, 1.0, 0.0])
+    return _tail(_scaled(log_weights_N))
+
+
+def _tail(weights: "_Weights") -> Tail:
+    ordered_N = weights.ordered_N
+    quantiles_5 = [_quantile(ordered_N, share) for share in (0.5, 0.95, 0.99, 1.0, 0.0)]
     with np.errstate(over="ignore", divide="ignore"):
-        p50, p95, p99, maximum, minimum = (float(value) for value in np.exp(np.log(quantiles_5) + shift))
-    total = float(scaled_N.sum())
+        p50, p95, p99, maximum, minimum = np.exp(np.log(quantiles_5) + weights.shift).tolist()
     return Tail(
         p50=p50,
         p95=p95,
         p99=p99,
         maximum=maximum,
         minimum=minimum,
-        fraction_above_2=float((logs_N > math.log(2.0)).mean()),
-        fraction_below_half=float((logs_N < -math.log(2.0)).mean()),
-        largest_share=float(scaled_N.max()) / total if total > 0 else 0.0,
+        fraction_above_2=np.count_nonzero(weights.logs_N > math.log(2.0)) / len(ordered_N),
+        fraction_below_half=np.count_nonzero(weights.logs_N < -math.log(2.0)) / len(ordered_N),
+        largest_share=float(ordered_N[-1]) / weights.total if weights.total > 0 else 0.0,
     )
+
+
+def _quantile(ordered_N: Array, share: float) -> float:
+    """Quantile of rising values, linear between order statistics, to the last bit as `numpy.quantile` rounds it."""
+    place = share * (len(ordered_N) - 1)
+    low = min(int(place), len(ordered_N) - 1)
+    part, below, above = place - low, float(ordered_N[low]), float(ordered_N[min(low + 1, len(ordered_N) - 1)])
+    return above - (above - below) * (1.0 - part) if part >= 0.5 else below + (above - below) * part
 
 
 def pareto_k_hat(log_weights_N: Values, *, has_prior: bool = False) -> float | None:
@@ -149,8 +167,11 @@ def pareto_k_hat(log_weights_N: Values, *, has_prior: bool = False) -> float | N
     Raises:
         ValueError: on NaN, +inf or no weights at all.
     """
-    scaled_N, _ = _scaled(log_weights_N)
-    ordered_N = np.sort(scaled_N)
+    return _k_hat(_scaled(log_weights_N), has_prior)
+
+
+def _k_hat(weights: "_Weights", has_prior: bool) -> float | None:
+    ordered_N = weights.ordered_N
     count = math.ceil(min(0.2 * len(ordered_N), 3.0 * math.sqrt(len(ordered_N))))
     if count < 5 or count >= len(ordered_N):
         return None
@@ -162,6 +183,35 @@ def pareto_k_hat(log_weights_N: Values, *, has_prior: bool = False) -> float | N
         return None
     k = _generalised_pareto_shape(exceedances_M)
     return (count * k + 10 * 0.5) / (count + 10) if has_prior else k
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightFigures:
+    """All that is recorded of the raw weights of a batch.
+
+    Attributes:
+        size: `effective_sample_size`.
+        mean: `mean_weight`.
+        tail: `tail`.
+        k_hat: `pareto_k_hat`, with its prior.
+    """
+
+    size: EffectiveSampleSize
+    mean: MeanWeight
+    tail: Tail
+    k_hat: float | None
+
+
+def weight_figures(log_weights_N: Values) -> WeightFigures:
+    """The four diagnostics of one set of weights, checked, scaled and sorted once.
+
+    Raises:
+        ValueError: on NaN, +inf or no weights at all.
+    """
+    weights = _scaled(log_weights_N)
+    return WeightFigures(
+        _effective_size(weights), _mean_weight(weights), _tail(weights), _k_hat(weights, has_prior=True)
+    )
 
 
 def kl_k1(log_ratio_N: Values) -> Array:
@@ -243,19 +293,39 @@ def _generalised_pareto_shape(exceedances_M: Array) -> float:
     return float(np.log1p(-theta * exceedances_M).mean())
 
 
-def _checked(log_weights_N: Values) -> Array:
+def _checked(log_weights_N: Values) -> tuple[Array, float]:
+    """The logs as an array, and the largest of them."""
     logs_N = np.asarray(log_weights_N, dtype=np.float64)
     if not logs_N.size:
         raise ValueError("there are no weights; a diagnostic of nothing has no value")
-    if np.isnan(logs_N).any() or bool((logs_N == np.inf).any()):
+    largest = float(np.maximum.reduce(logs_N, axis=None))  # a maximum carries a NaN on
+    if not largest < math.inf:
         raise ValueError("a log-weight is NaN or +inf; a rejected item has -inf")
-    return logs_N
+    return logs_N, largest
 
 
-def _scaled(log_weights_N: Values) -> tuple[Array, float]:
-    """Weights over the largest one, and the log of that one; all 0 when every weight is 0."""
-    logs_N = _checked(log_weights_N)
-    shift = float(logs_N.max())
+class _Weights(NamedTuple):
+    """Raw weights over the largest one.
+
+    Attributes:
+        logs_N: their logs.
+        scaled_N: weights over the largest one; all 0 when every weight is 0.
+        ordered_N: the same, rising.
+        shift: log of the largest one; 0 when every weight is 0.
+        total: sum of `scaled_N`.
+    """
+
+    logs_N: Array
+    scaled_N: Array
+    ordered_N: Array
+    shift: float
+    total: float
+
+
+def _scaled(log_weights_N: Values) -> _Weights:
+    logs_N, shift = _checked(log_weights_N)
     if shift == -math.inf:
-        return np.zeros_like(logs_N), 0.0
-    return np.exp(logs_N - shift), shift
+        zeros_N = np.zeros_like(logs_N)
+        return _Weights(logs_N, zeros_N, zeros_N, 0.0, 0.0)
+    scaled_N = np.exp(logs_N - shift)
+    return _Weights(logs_N, scaled_N, np.sort(scaled_N), shift, float(np.add.reduce(scaled_N)))

@@ -64,9 +64,9 @@ class StatisticalGate:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    def judge(self, scores: Sequence[RowScore]) -> GateDecision:
-        """The decision about a batch; there has to be a row."""
-        found = breaches(self._gate, signal_figures(scores))
+    def judge(self, scores: Sequence[RowScore], figures: SignalFigures) -> GateDecision:
+        """The decision about a batch of at least one row, from the scores and what they sum up to."""
+        found = breaches(self._gate, figures)
         if not found or self._gate.action == "pass":
             return GateDecision("pass", found, {})
         episodes: dict[Address, list[RowScore]] = {}

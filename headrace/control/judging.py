@@ -19,13 +19,13 @@ from headrace.control.collecting import Collector
 from headrace.control.context import RunContext
 from headrace.control.gating import GateDecision, StatisticalGate
 from headrace.control.past import UpdatePast
-from headrace.control.scoring import batch_scored
+from headrace.control.scoring import batch_scored, signal_figures
 from headrace.control.selecting import Batch, BatchSelector
 from headrace.control.weighing import weighed_rows
 from headrace.ports import Trainer
 from headrace.records.batch import BatchRefilled, BatchRow
 from headrace.records.ids import Address
-from headrace.records.update import RowScore
+from headrace.records.update import RowScore, SignalFigures
 
 
 class BatchJudge:
@@ -60,47 +60,52 @@ class BatchJudge:
             cause: sequence number of the selection.
         """
         recorder = self._context.recorder
-        scores = await self._scored(update, batch, (), set(), cause=cause)
+        scores, figures = await self._scored(update, batch, (), set(), cause=cause)
         if past is not None and past.plan is not None:
             return batch.shaper.rows_after(scores)
         may_refill = self._algorithm.gate.on_reject == "replace" and not (past is not None and past.is_refilled)
-        decision, without = self._judge(batch, scores, set())
+        decision, without = self._judge(batch, scores, figures, set())
         recorder.record(decision.event(update, scores, batch.shaper.difficulties), key=str(update), cause=cause)
         rejected = len(without)
         if may_refill and rejected >= self._group_size and (came := self._selector.refill(batch, without)):
             recorder.record(BatchRefilled(update, rejected, came), key=str(update), cause=cause)
             left = [score for score in scores if score.transcript not in without]
-            scores = await self._scored(update, batch, left, without, cause=cause)
-            decision, without = self._judge(batch, scores, without)
+            scores, figures = await self._scored(update, batch, left, without, cause=cause)
+            decision, without = self._judge(batch, scores, figures, without)
             recorder.record(
                 decision.event(update, scores, batch.shaper.difficulties), key=f"{update}/refilled", cause=cause
             )
         batch.shaper.count_rejected(without)
-        rows = tuple(
-            msgspec.structs.replace(row, weight=row.weight * decision.factor((row.transcript, row.path)))
-            for row in batch.shaper.rows_after(scores, without)
-        )
+        rows = batch.shaper.rows_after(scores, without)
+        if decision.factors:
+            rows = tuple(
+                msgspec.structs.replace(row, weight=row.weight * decision.factor((row.transcript, row.path)))
+                for row in rows
+            )
         return self._weighed(update, batch, rows)
 
     async def _scored(
         self, update: int, batch: Batch, known: Sequence[RowScore], without: set[Address], *, cause: int
-    ) -> list[RowScore]:
-        """Scores of every row but those without, the known ones first; only the others are computed."""
+    ) -> tuple[list[RowScore], SignalFigures]:
+        """Scores of every row but those without, in batch order, and their figures; those not known yet are computed."""
         rows = [row for row in batch.shaper.rows() if row.transcript not in without]
         held = {(score.transcript, score.path) for score in known}
         missing = [row for row in rows if (row.transcript, row.path) not in held]
         scores = list(known)
         if missing:
             scores += await self._trainer.score(missing, self._context.versions.current, self._timeout_s)
-        scored = batch_scored(update, rows, scores, batch.shaper.difficulties)
+        by_row = {(score.transcript, score.path): score for score in scores}
+        scores = [by_row[row.transcript, row.path] for row in rows]
+        figures = signal_figures(scores)
+        scored = batch_scored(update, rows, scores, batch.shaper.difficulties, whole=figures)
         self._context.recorder.record(scored, key=f"{update}/refilled" if known else str(update), cause=cause)
-        return scores
+        return scores, figures
 
     def _judge(
-        self, batch: Batch, scores: Sequence[RowScore], without: set[Address]
+        self, batch: Batch, scores: Sequence[RowScore], figures: SignalFigures, without: set[Address]
     ) -> tuple[GateDecision, set[Address]]:
         """The gate's decision, and the transcripts without which the batch goes on; groups that lost all leave."""
-        decision = self._gate.judge(scores)
+        decision = self._gate.judge(scores, figures)
         if decision.action != "reject":
             return decision, without
         beyond = without | {transcript for transcript, _ in decision.factors}

@@ -6,7 +6,7 @@ weight is an episode's: rows of one that forked are factors of it.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from headrace.algorithms.diagnostics import effective_sample_size, mean_weight, pareto_k_hat, tail
+from headrace.algorithms.diagnostics import weight_figures
 from headrace.records.batch import BatchRow
 from headrace.records.ids import Address
 from headrace.records.update import (
@@ -21,26 +21,39 @@ from headrace.records.update import (
 
 
 def batch_scored(
-    update: int, rows: Sequence[BatchRow], scores: Sequence[RowScore], difficulties: Mapping[Address, str]
+    update: int,
+    rows: Sequence[BatchRow],
+    scores: Sequence[RowScore],
+    difficulties: Mapping[Address, str],
+    *,
+    whole: SignalFigures,
 ) -> BatchScored:
-    """Trainer against engine over the batch. There has to be a row."""
-    by_row = {(score.transcript, score.path): score for score in scores}
-    found = [by_row[row.transcript, row.path] for row in rows]
+    """Trainer against engine over the batch.
+
+    Args:
+        update: its number.
+        rows: of the batch, at least one.
+        scores: of each row, in the same order.
+        difficulties: stratum of each transcript.
+        whole: `signal_figures` of the scores.
+    """
     by_stratum: dict[str, list[RowScore]] = {}
-    for score in found:
+    for score in scores:
         by_stratum.setdefault(difficulties[score.transcript], []).append(score)
-    whole = signal_figures(found)
-    again = [by_row[row.transcript, row.path] for row in rows if row.use > 1]
+    again = [score for row, score in zip(rows, scores, strict=True) if row.use > 1]
     return BatchScored(
         update=update,
         rows=whole.rows,
         mismatch=whole.mismatch,
-        log_ratio_abs_max=max(score.log_ratio_abs_max for score in found),
+        log_ratio_abs_max=max(score.log_ratio_abs_max for score in scores),
         ess_fraction=whole.ess_fraction,
         mean_weight=whole.mean_weight,
         kl=whole.kl_k1,
         figures=whole,
-        strata=tuple(StratumScored(name, signal_figures(part)) for name, part in sorted(by_stratum.items())),
+        strata=tuple(
+            StratumScored(name, whole if len(part) == len(scores) else signal_figures(part))
+            for name, part in sorted(by_stratum.items())
+        ),
         replayed=signal_figures(again) if again else None,
     )
 
@@ -52,11 +65,12 @@ def signal_figures(scores: Sequence[RowScore]) -> SignalFigures:
         by_episode[score.transcript] = by_episode.get(score.transcript, 0.0) + score.log_ratio_sum
     logs_E = list(by_episode.values())
     tokens = sum(score.num_tokens for score in scores)
-    mean, ends = mean_weight(logs_E), tail(logs_E)
+    weights = weight_figures(logs_E)
+    mean, ends = weights.mean, weights.tail
     return SignalFigures(
         rows=len(scores),
         tokens=tokens,
-        ess_fraction=effective_sample_size(logs_E).fraction,
+        ess_fraction=weights.size.fraction,
         mean_weight=mean.mean,
         mean_weight_z=mean.z,
         p50=ends.p50,
@@ -64,7 +78,7 @@ def signal_figures(scores: Sequence[RowScore]) -> SignalFigures:
         p99=ends.p99,
         maximum=ends.maximum,
         largest_share=ends.largest_share,
-        k_hat=pareto_k_hat(logs_E, has_prior=True),
+        k_hat=weights.k_hat,
         kl_k1=-sum(logs_E) / max(1, tokens),
         kl_k2=sum(score.k2_sum for score in scores) / max(1, tokens),
         kl_k3=sum(score.k3_sum for score in scores) / max(1, tokens),

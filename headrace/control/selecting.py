@@ -119,8 +119,9 @@ class BatchSelector:
     async def next_batch(self, update: int) -> Batch | None:
         """A batch with at least one row; None when none can come any more."""
         while groups := await self._take():
-            if BatchShaper(groups, self._algorithm).rows():
-                return self._batch(groups, self._trained.choose(self._context.versions.current))
+            shaper = BatchShaper(groups, self._algorithm)
+            if shaper.rows():
+                return self._batch(groups, self._trained.choose(self._context.versions.current), shaper)
             reason = f"no row: none of {len(groups)} groups has a member with a reward and an advantage"
             self._context.recorder.record(UpdateSkipped(update, reason), key=f"{update}/{groups[0].id}")
             for group in groups:
@@ -167,8 +168,10 @@ class BatchSelector:
             self._source.draw_again(group.task, group.id)
         self._count_rejection(reason)
 
-    def _batch(self, groups: Sequence[Group], choice: ReplayChoice) -> Batch:
+    def _batch(self, groups: Sequence[Group], choice: ReplayChoice, drawn: BatchShaper | None = None) -> Batch:
         again = [self._trained.group(item.group) for item in choice.replayed]
+        if drawn is not None and not again:
+            return Batch(list(groups), again, drawn, choice)
         uses = {item.group: item.use for item in choice.replayed}
         everyone = sorted([*groups, *again], key=lambda group: group.id)
         return Batch(list(groups), again, BatchShaper(everyone, self._algorithm, uses), choice)

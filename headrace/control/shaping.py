@@ -41,6 +41,7 @@ class BatchShaper:
         self._algorithm = algorithm
         self._uses = uses
         self._removed: Counter[tuple[str, str]] = Counter()
+        self._plain: tuple[BatchRow, ...] | None = None
         self._rewards: Rewards = [
             [self._shaped(outcome, group) for outcome in group.outcomes] for group in self._groups
         ]
@@ -73,7 +74,9 @@ class BatchShaper:
 
     def rows(self) -> tuple[BatchRow, ...]:
         """Rows of every member that has a reward and an advantage, before what only the trainer knows."""
-        return self._rows({})
+        if self._plain is None:
+            self._plain = self._rows({})
+        return self._plain
 
     def rows_after(self, scores: Sequence[RowScore], without: Collection[Address] = ()) -> tuple[BatchRow, ...]:
         """The same rows, with advantages from rewards less the penalties that the trainer measured.
@@ -82,7 +85,10 @@ class BatchShaper:
             scores: of the rows.
             without: transcripts that leave rows and baselines alike, as if they had no reward.
         """
-        return self._rows({(score.transcript, score.path): score.penalty_sum for score in scores}, without)
+        penalties: dict[tuple[str, int], float] = {
+            (score.transcript, score.path): score.penalty_sum for score in scores if score.penalty_sum
+        }
+        return self._rows(penalties, without) if penalties or without else self.rows()
 
     def count_rejected(self, transcripts: Collection[Address]) -> None:
         """Counts members that the statistical gate took out."""
@@ -162,7 +168,7 @@ def _rows_of(group: Group, rewards: list[float | None], advantages: list[float |
             advantage=advantage,
             weight=1.0,
         )
-        rows.extend(msgspec.structs.replace(row, path=path) for path in outcome.paths)
+        rows.extend(row if path == row.path else msgspec.structs.replace(row, path=path) for path in outcome.paths)
     return rows
 
 

@@ -42,7 +42,7 @@ def scores_of(log_weights, outside=0):
 def judge(log_weights, **gate):
     """(decision, factors by position)."""
     scores = scores_of(log_weights)
-    decision = StatisticalGate(Gate(**{**OFF, **gate})).judge(scores)
+    decision = StatisticalGate(Gate(**{**OFF, **gate})).judge(scores, signal_figures(scores))
     return decision, [decision.factor((score.transcript, 0)) for score in scores]
 
 
@@ -67,7 +67,8 @@ def test_rows_of_one_episode_are_one_weight_and_leave_together():
     """Two rows of 0.6 are a weight of exp(1.2), beyond a bound of 2 that neither of them reaches."""
     first, second, third = scores_of([0.6, 0.6, 0.0])
     second = msgspec.structs.replace(second, transcript=first.transcript, path=1)
-    decision = StatisticalGate(Gate(**{**OFF, "max_weight": 2.0, "action": "mask"})).judge([first, second, third])
+    gate, scores = StatisticalGate(Gate(**{**OFF, "max_weight": 2.0, "action": "mask"})), [first, second, third]
+    decision = gate.judge(scores, signal_figures(scores))
     assert decision.factors == {(first.transcript, 0): 0.0, (first.transcript, 1): 0.0}
     assert decision.breaches[0].value == pytest.approx(math.exp(1.2))
 
