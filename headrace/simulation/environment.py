@@ -25,6 +25,8 @@ from headrace.simulation.harness import TOOL
 from headrace.simulation.pending import PendingCalls, Slots
 from headrace.simulation.workload import Draws, StepDraw
 
+_EMPTY_REVISION = content_version("pure")
+
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
@@ -48,7 +50,7 @@ class _World:
     Attributes:
         task_index: which task.
         incarnation: life of the executor that holds it.
-        revision: hash over everything that was done to it.
+        revision: hash over everything that was done to it, where actions leave snapshots.
         runs: every action that it took.
     """
 
@@ -56,9 +58,6 @@ class _World:
     incarnation: str
     revision: Address
     runs: dict[ActionId, _Run] = dataclasses.field(default_factory=dict)
-
-
-_EMPTY_REVISION = content_version("pure")
 
 
 class SimulatedEnvironment:
@@ -121,7 +120,8 @@ class SimulatedEnvironment:
             raise _fault(f"{episode}: the environment could not be created", Outcome.REJECTED)
         # Again, since a new owner may have come meanwhile.
         self._fence(episode, lease)
-        return self._hold(episode, _World(task.index, "", content_version("start", task.address)))
+        revision = content_version("start", task.address) if self.effect is EffectClass.SNAPSHOT else _EMPTY_REVISION
+        return self._hold(episode, _World(task.index, "", revision))
 
     def _hold(self, episode: EpisodeId, world: _World) -> Handle:
         """The handle of a world in a new incarnation; an older world of the episode ends."""
@@ -180,7 +180,8 @@ class SimulatedEnvironment:
             status = ExecutionStatus.TIMEOUT
         end_s = self._slots.take(now_s, tool_s)
         self.effects[action.id] += 1
-        world.revision = content_version("action", world.revision, action.arguments_hash, status.value)
+        if self.effect is EffectClass.SNAPSHOT:
+            world.revision = content_version("action", world.revision, action.arguments_hash, status.value)
         output = b"o" * drawn.observation_tokens if is_known else b"error: unknown tool"
         receipt = Receipt(
             action_id=action.id,

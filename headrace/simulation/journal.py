@@ -15,6 +15,7 @@ from headrace.records.ids import Address
 _KEPT_KIND = "transcript"
 _MOST_KEPT = 1 << 16
 """Transcripts that are kept; a simulated run has fewer in flight."""
+_HASHED_AT_ONCE = 512
 
 
 class CountingJournal:
@@ -26,13 +27,17 @@ class CountingJournal:
         self._seq = 0
         self._rows: dict[Address, bytes] = {}
         self._hash = hashlib.sha256()
+        self._unhashed: list[str] = []
+        self._time = asyncio.get_running_loop().time
 
     def append(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         self._seq += 1
         for row in rows:
             if row.kind == _KEPT_KIND:
                 self._keep(row)
-        self._hash.update(f"{kind_of(payload)} {key} {asyncio.get_running_loop().time()}\n".encode())
+        self._unhashed.append(f"{kind_of(payload)} {key} {self._time()}\n")
+        if len(self._unhashed) == _HASHED_AT_ONCE:
+            self._take_up()
         return self._seq
 
     async def durable(self, seq: int) -> None:
@@ -45,7 +50,12 @@ class CountingJournal:
         return iter(())
 
     def head(self) -> str:
+        self._take_up()
         return self._hash.hexdigest()
+
+    def _take_up(self) -> None:
+        self._hash.update("".join(self._unhashed).encode())
+        self._unhashed.clear()
 
     def _keep(self, row: Row) -> None:
         self._rows[row.address] = row.data

@@ -4,10 +4,10 @@ Invariant: the version rises by one with each update and by nothing else; equal 
 hash of the last weights stands for everything that was trained, in order.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from headrace.records.checkpoint import Manifest
 from headrace.records.ids import Address, PolicyId
 from headrace.records.provenance import content_version
 from headrace.records.segment import Origin
-from headrace.records.streams import stream
+from headrace.records.streams import Streams
 from headrace.records.trajectory import Transcript
 from headrace.records.update import CanaryScore, RowScore, UpdateResult
 from headrace.simulation.costs import TrainerCost
@@ -81,7 +81,7 @@ class SimulatedTrainer:
         self._cost = cost
         self._shelf = shelf
         self._policy_id = policy_id
-        self._seed = seed
+        self._streams = Streams(seed)
         self._read = read
         self._device = device
         self._pending = PendingCalls()
@@ -91,7 +91,7 @@ class SimulatedTrainer:
     async def score(self, rows: Sequence[BatchRow], version: int, timeout_s: float) -> list[RowScore]:
         self._require(version)
         counts = [self._trained_tokens(row.transcript, row.path) for row in rows]
-        score = float(stream(self._seed, "trainer", "score", version).standard_normal())
+        score = float(self._streams.at("trainer", "score", version).standard_normal())
         total = sum(count.total for count in counts)
         await self._compute(self._cost.score_s.at(score) + total * self._cost.score_s_per_token, timeout_s, "score")
         return [self._row_score(row, count, version) for row, count in zip(rows, counts, strict=True)]
@@ -102,8 +102,7 @@ class SimulatedTrainer:
         variance = sum(tokens * (drift * (version - old)) ** 2 for old, tokens in count.by_version)
         noise = 0.0
         if variance:
-            generator = stream(self._seed, "trainer", "ratio", row.transcript, row.path, version)
-            noise = float(generator.standard_normal())
+            noise = float(self._streams.at("trainer", "ratio", row.transcript, row.path, version).standard_normal())
         lag = max((version - old for old, _ in count.by_version), default=0)
         # The expected largest of n absolute normal draws, to leading order.
         spread = math.sqrt(2.0 * math.log(max(2, 2 * count.total)))
@@ -125,7 +124,7 @@ class SimulatedTrainer:
         if not all(math.isfinite(value) for row in plan.rows for value in (row.reward, row.advantage, row.weight)):
             raise _rejected(f"update {plan.update}: a reward, advantage or weight is not finite; nothing was changed")
         total = sum(self._trained_tokens(row.transcript, row.path).total for row in plan.rows)
-        score = float(stream(self._seed, "trainer", "update", plan.update).standard_normal())
+        score = float(self._streams.at("trainer", "update", plan.update).standard_normal())
         compute_s = self._cost.update_s.at(score) + total * self._cost.update_s_per_token
         await self._compute(compute_s, timeout_s, f"update {plan.update}")
         made = SimulatedWeights(self._policy_id, plan.base_version + 1, self.weights, plan.address)
@@ -207,7 +206,8 @@ class SimulatedTrainer:
 
     async def _compute(self, seconds: float, timeout_s: float, what: str) -> None:
         # What takes no time does not take the device either, or it would pay for the switch.
-        async with self._device.training() if self._device is not None and seconds > 0.0 else _own_device():
+        shared = self._device if seconds > 0.0 else None
+        async with contextlib.nullcontext() if shared is None else shared.training():
             await self._pending.spend(
                 seconds, timeout_s, lambda: TrainerError(f"{what}: {seconds:g} s needed, {timeout_s} s allowed")
             )
@@ -232,11 +232,6 @@ class SimulatedTrainer:
             by_version=tuple((version, count) for version, count, _ in stamped),
             fresh_versions=frozenset(version for version, _, oldest in stamped if version == oldest),
         )
-
-
-@asynccontextmanager
-async def _own_device() -> AsyncIterator[None]:
-    yield
 
 
 def _rejected(message: str) -> TrainerError:

@@ -6,22 +6,27 @@ see the same workload, whatever order they run it in, and a second attempt draws
 The lengths within a group correlate: the score of a turn is sqrt(c) * (prompt effect) + sqrt(1 - c) * (sample noise).
 """
 
-import dataclasses
+import bisect
 import functools
+import itertools
 import math
 from typing import Literal
 
-import numpy as np
+import msgspec
 
 from headrace.config import Section
 from headrace.records.ids import EpisodeId
-from headrace.records.streams import stream_key
+from headrace.records.streams import Streams
 from headrace.simulation.laws import Constant, Law, score_of, upper_tail
 
 HELD_OUT = 1 << 30
 """Indices of held-out tasks start here, those of training tasks at 0."""
 
 _CACHED_DRAWS = 1 << 15
+_CENTRE = (0.0, 0.0, 0.0)
+"""Scores that stand for a draw whose laws have one value."""
+_CERTAIN = (1.0, 1.0, 1.0)
+"""Uniform numbers that no probability lies above."""
 _PROBABILITIES = (
     "group_correlation",
     "malformed",
@@ -131,14 +136,13 @@ class Workload(Section, frozen=True):
         return self.tokens.mean * math.fsum(stratum.share * stratum.scale for stratum in self.strata)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TaskDraw:
+class TaskDraw(msgspec.Struct, frozen=True):
     """What is fixed by the task.
 
     Attributes:
         stratum: its difficulty.
         prompt_tokens: length of its prompt, >= 1.
-        length_score: the prompt effect on lengths, standard normal.
+        length_score: the prompt effect on lengths, standard normal; 0 where no length depends on it.
         success: probability that an answered episode of it is solved.
     """
 
@@ -148,8 +152,7 @@ class TaskDraw:
     success: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EpisodeDraw:
+class EpisodeDraw(msgspec.Struct, frozen=True):
     """What is fixed by the attempt.
 
     Attributes:
@@ -169,8 +172,7 @@ class EpisodeDraw:
     is_claimed: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepDraw:
+class StepDraw(msgspec.Struct, frozen=True):
     """What is fixed by the turn.
 
     Attributes:
@@ -190,8 +192,7 @@ class StepDraw:
     observation_tokens: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GradingDraw:
+class GradingDraw(msgspec.Struct, frozen=True):
     """What is fixed by one grading of an attempt.
 
     Attributes:
@@ -207,31 +208,36 @@ class GradingDraw:
     is_flipped: bool
 
 
-class _Streams:
-    """One generator, set to the start of any named stream: as `records.streams.stream` in a tenth of the time."""
-
-    def __init__(self) -> None:
-        self._bits = np.random.Philox(key=0)
-        self._generator = np.random.Generator(self._bits)
-        self._start = self._bits.state
-
-    def at(self, seed: int, *names: str | int) -> np.random.Generator:
-        """The generator at the start of the named stream, until the next call."""
-        key = stream_key(seed, *names)
-        words = self._start["state"]["key"]
-        words[0], words[1] = key & 0xFFFF_FFFF_FFFF_FFFF, key >> 64
-        self._bits.state = self._start
-        return self._generator
-
-
 class Draws:
-    """The workload under one seed: what each task, attempt, turn and grading would do."""
+    """The workload under one seed: what each task, attempt, turn and grading would do.
+
+    What can come out in one way only is not drawn; each draw has a stream of its own, so no other draw notices.
+    """
 
     def __init__(self, workload: Workload, seed: int) -> None:
         self.workload = workload
         self.seed = seed
-        self._streams = _Streams()
-        self._shares = np.cumsum([stratum.share for stratum in workload.strata])
+        self._streams = Streams(seed)
+        self._shares = list(itertools.accumulate(stratum.share for stratum in workload.strata))
+        spread = math.sqrt(1.0 + workload.success_spread**2)
+        self._bounds = {stratum.name: score_of(stratum.success) * spread for stratum in workload.strata}
+        has_given_lengths = bool(workload.trace) or isinstance(workload.tokens, Constant)
+        self._draws_tasks = not (
+            len(workload.strata) == 1
+            and has_given_lengths
+            and isinstance(workload.prompt_tokens, Constant)
+            and workload.success_spread == 0.0
+        )
+        self._draws_steps = not (
+            (has_given_lengths or workload.tokens_of == "episode")
+            and isinstance(workload.tool_s, Constant)
+            and isinstance(workload.observation_tokens, Constant)
+            and workload.malformed == workload.tool_error == workload.tool_failure == 0.0
+        )
+        self._draws_gradings = not (
+            isinstance(workload.grade_s, Constant)
+            and workload.grade_failure == workload.grade_invalid == workload.verdict_flip == 0.0
+        )
         self._ranks = functools.lru_cache(64)(self._block_ranks)
         self.task = functools.lru_cache(_CACHED_DRAWS)(self._task)
         self.episode = functools.lru_cache(_CACHED_DRAWS)(self._episode)
@@ -239,23 +245,24 @@ class Draws:
 
     def _block_ranks(self, block: int, size: int) -> list[int]:
         """A random order of the tasks of a block."""
-        return self._streams.at(self.seed, "workload", "mix", block).permutation(size).tolist()
+        return self._streams.at("workload", "mix", block).permutation(size).tolist()
 
     def _task(self, index: int) -> TaskDraw:
         """What is fixed by the task at an index."""
         workload, size = self.workload, self.workload.mix_block
-        # Before the task's own stream is set: there is one generator.
-        rank = None if size is None else self._ranks(index // size, size)[index % size]
-        generator = self._streams.at(self.seed, "workload", "task", index)
-        place = float(generator.random())
-        if rank is not None and size is not None:
-            place = (rank + place) / size
-        position = int(np.searchsorted(self._shares, place * self._shares[-1], side="right"))
+        place, (prompt_score, length_score, ability) = 0.0, _CENTRE
+        if self._draws_tasks:
+            # Before the task's own stream is set: there is one generator.
+            rank = None if size is None else self._ranks(index // size, size)[index % size]
+            generator = self._streams.at("workload", "task", index)
+            place = float(generator.random())
+            if rank is not None and size is not None:
+                place = (rank + place) / size
+            prompt_score, length_score, ability = generator.standard_normal(3).tolist()
+        position = bisect.bisect_right(self._shares, place * self._shares[-1])
         stratum = workload.strata[min(position, len(workload.strata) - 1)]
-        prompt_score, length_score, ability = generator.standard_normal(3).tolist()
-        spread = workload.success_spread
         # E[Phi(a + s X)] = Phi(a / sqrt(1 + s^2)) for standard normal X, so the mean stays the stratum's.
-        bound = score_of(stratum.success) * math.sqrt(1.0 + spread**2) + spread * ability
+        bound = self._bounds[stratum.name] + workload.success_spread * ability
         return TaskDraw(
             stratum=stratum,
             prompt_tokens=max(1, round(workload.prompt_tokens.at(prompt_score))),
@@ -267,7 +274,7 @@ class Draws:
         """What is fixed by an attempt at the task of an index."""
         # The task first: its own draw may set the shared generator elsewhere.
         workload, task = self.workload, self.task(index)
-        generator = self._streams.at(self.seed, "workload", "episode", index, str(episode))
+        generator = self._streams.at("workload", "episode", index, str(episode))
         turns_score, open_score, length_noise = generator.standard_normal(3).tolist()
         failure, success, claim = generator.random(3).tolist()
         is_solved = success < task.success
@@ -286,9 +293,11 @@ class Draws:
     def _step(self, index: int, episode: EpisodeId, step: int) -> StepDraw:
         """What is fixed by a turn of an attempt at the task of an index."""
         workload, task = self.workload, self.task(index)
-        generator = self._streams.at(self.seed, "workload", "step", index, str(episode), step)
-        length_noise, tool_score, observation_score = generator.standard_normal(3).tolist()
-        malformed, error, lost = generator.random(3).tolist()
+        (length_noise, tool_score, observation_score), (malformed, error, lost) = _CENTRE, _CERTAIN
+        if self._draws_steps:
+            generator = self._streams.at("workload", "step", index, str(episode), step)
+            length_noise, tool_score, observation_score = generator.standard_normal(3).tolist()
+            malformed, error, lost = generator.random(3).tolist()
         if workload.tokens_of == "episode":
             draw = self.episode(index, episode)
             tokens = draw.tokens / draw.num_turns
@@ -305,11 +314,13 @@ class Draws:
 
     def grading(self, index: int, episode: EpisodeId, try_number: int) -> GradingDraw:
         """What is fixed by the n-th grading, from 0, of an attempt at the task of an index."""
-        generator = self._streams.at(self.seed, "workload", "grading", index, str(episode), try_number)
-        failure, invalid, flip = generator.random(3).tolist()
-        workload = self.workload
+        workload, (failure, invalid, flip), score = self.workload, _CERTAIN, 0.0
+        if self._draws_gradings:
+            generator = self._streams.at("workload", "grading", index, str(episode), try_number)
+            failure, invalid, flip = generator.random(3).tolist()
+            score = float(generator.standard_normal())
         return GradingDraw(
-            grade_s=workload.grade_s.at(float(generator.standard_normal())),
+            grade_s=workload.grade_s.at(score),
             fails=failure < workload.grade_failure,
             is_invalid=invalid < workload.grade_invalid,
             is_flipped=flip < workload.verdict_flip,

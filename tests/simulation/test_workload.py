@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.records.ids import EpisodeId, GroupId
-from headrace.records.streams import stream
+from headrace.records.streams import Streams, stream
 from headrace.simulation.laws import (
     Constant,
     Exponential,
@@ -24,7 +24,7 @@ from headrace.simulation.laws import (
 )
 from headrace.simulation.scenario import Scenario, load_scenario, scenario_names
 from headrace.simulation.tasks import SimulatedTasks
-from headrace.simulation.workload import HELD_OUT, Draws, Stratum, Workload, _Streams
+from headrace.simulation.workload import HELD_OUT, Draws, Stratum, Workload
 
 LAWS: tuple[Law, ...] = (
     Constant(value=3.0),
@@ -86,9 +86,25 @@ def test_a_law_out_of_its_bounds_is_refused(make, message: str):
 
 
 def test_the_shared_generator_gives_the_numbers_of_the_named_streams():
-    streams = _Streams()
+    streams = Streams(7)
     for names in (("a",), ("b", 3), ("a",)):
-        assert streams.at(7, *names).random(9).tolist() == stream(7, *names).random(9).tolist()
+        assert streams.at(*names).random(9).tolist() == stream(7, *names).random(9).tolist()
+
+
+def test_what_is_not_drawn_is_what_a_draw_would_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload whose laws have one value each, and its draws when they are made all the same."""
+    workload = Workload(name="x", tokens=Constant(value=3.0), strata=(Stratum(name="a", success=0.25),))
+    plain, drawing = Draws(workload, 7), Draws(workload, 7)
+    for name in ("_draws_tasks", "_draws_steps", "_draws_gradings"):
+        assert getattr(plain, name) is False
+        monkeypatch.setattr(drawing, name, True)
+    for index in range(20):
+        episode = _episode(index, 0)
+        drawn = msgspec.structs.replace(drawing.task(index), length_score=0.0)
+        assert plain.task(index) == drawn and drawing.task(index).length_score != 0.0
+        assert plain.episode(index, episode) == drawing.episode(index, episode)
+        assert plain.step(index, episode, 0) == drawing.step(index, episode, 0)
+        assert plain.grading(index, episode, 0) == drawing.grading(index, episode, 0)
 
 
 def test_a_block_holds_the_stated_mix_in_random_order_and_changes_no_other_draw() -> None:
