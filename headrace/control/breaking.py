@@ -18,6 +18,7 @@ from headrace.records.terminal import InfraError, Terminal
 from headrace.scheduling.breaker import BreakerRule, BreakerState, Health
 
 _LEAST_WAIT_S = 1e-3
+_UNUSED = Health()
 
 
 class EnvironmentBroken(HeadraceError):
@@ -74,13 +75,13 @@ class Breakers:
 
     def leave(self, environment: str, terminal: Terminal | None) -> None:
         """The attempt that was let in is over: how it ended, or None where it was given up and says nothing."""
-        health = self._of(environment)
+        health, now_s = self._of(environment), self._now_s()
         if terminal is None:
-            self._become(environment, self._rule.released(health, self._now_s()))
+            self._become(environment, self._rule.released(health, now_s))
             return
         failed = isinstance(terminal, InfraError) and terminal.boundary == EnvironmentFault.boundary
         jitter = float(stream(self._seed, "breaker", environment, health.openings).random()) if failed else 0.0
-        self._become(environment, self._rule.leave(health, failed, self._now_s(), jitter=jitter))
+        self._become(environment, self._rule.leave(health, failed, now_s, jitter=jitter))
 
     def _become(self, environment: str, health: Health) -> None:
         before = self._of(environment)
@@ -93,7 +94,7 @@ class Breakers:
             self._changed.notify()
 
     def _of(self, environment: str) -> Health:
-        return self._health.get(environment, Health())
+        return self._health.get(environment, _UNUSED)
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

@@ -10,7 +10,6 @@ outstanding groups <= (most_credit_batches + 1) * batch_groups at every instant.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -35,14 +34,16 @@ _LEAST_SCORED = 2
 """A group trains with this many rewards at least; below it there is no baseline."""
 
 
-@dataclasses.dataclass
-class Group:
+class Group(msgspec.Struct, eq=False):
     """An open group. Owned by the collector.
 
     Attributes:
         finished: outcomes by member while the others run.
         outcomes: of every member, once the last has ended.
         ready_rank: place in the order of completion; None while it runs.
+        closings: how often it was closed before.
+        known_lag: the lag that was asked for last, with the version and the outcomes that it is of.
+        known_open: what the deciders were shown last.
     """
 
     id: GroupId
@@ -50,19 +51,29 @@ class Group:
     task_address: Address
     admitted_version: int
     admitted_s: float
-    finished: dict[int, MemberOutcome] = dataclasses.field(default_factory=dict[int, MemberOutcome])
+    finished: dict[int, MemberOutcome] = {}
     outcomes: tuple[MemberOutcome, ...] = ()
     ready_rank: int | None = None
     closings: int = 0
+    known_lag: tuple[int, tuple[MemberOutcome, ...], Lag] | None = None
+    known_open: OpenGroup | None = None
 
     def lag(self, version: int) -> Lag:
         """Lag of its sampled tokens behind a trainer version."""
-        return lag_of([outcome.sampled for outcome in self.outcomes], version)
+        known = self.known_lag
+        if known is None or known[0] != version or known[1] is not self.outcomes:
+            lag = lag_of([outcome.sampled for outcome in self.outcomes], version)
+            self.known_lag = known = version, self.outcomes, lag
+        return known[2]
 
     def as_open(self) -> OpenGroup:
         """What the deciders see of it."""
-        versions = [outcome.sampled.tokens[0][0] for outcome in self.outcomes if outcome.sampled.tokens]
-        return OpenGroup(self.id.ordinal, min(versions, default=self.admitted_version), self.ready_rank)
+        known = self.known_open
+        if known is None or known.ready_rank != self.ready_rank:
+            versions = [outcome.sampled.tokens[0][0] for outcome in self.outcomes if outcome.sampled.tokens]
+            oldest = min(versions, default=self.admitted_version)
+            self.known_open = known = OpenGroup(self.id.ordinal, oldest, self.ready_rank)
+        return known
 
 
 class Collector:
@@ -97,6 +108,7 @@ class Collector:
         self.max_outstanding = max_outstanding
         self._sampling = Sampling(temperature)
         self._open: dict[int, Group] = {}
+        self._ready: dict[int, Group] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._num_ready = 0
         self._abandoned_in_a_row = 0
@@ -203,7 +215,7 @@ class Collector:
 
     def ready(self) -> list[Group]:
         """Finished groups, by ordinal."""
-        return sorted((g for g in self._open.values() if g.ready_rank is not None), key=lambda g: g.id.ordinal)
+        return [self._ready[ordinal] for ordinal in sorted(self._ready)]
 
     def group(self, ordinal: int) -> Group:
         """The open group of an ordinal."""
@@ -213,7 +225,7 @@ class Collector:
         """Gives back the slots of groups that an update consumed; called at its version bump."""
         for group in groups:
             self.frontier.close(group.id.ordinal, OrdinalState.TRAINED)
-            del self._open[group.id.ordinal]
+            del self._open[group.id.ordinal], self._ready[group.id.ordinal]
         self._abandoned_in_a_row = 0
         self._context.changed.notify()
 
@@ -242,6 +254,7 @@ class Collector:
         )
         self.frontier.close(group.id.ordinal, rejected_state(state.value))
         del self._open[group.id.ordinal]
+        self._ready.pop(group.id.ordinal, None)
         self._context.changed.notify()
         if state is OrdinalState.ABANDONED:
             self._abandoned_in_a_row += 1
@@ -288,6 +301,7 @@ class Collector:
             self.reject(group, OrdinalState.ABANDONED, reason)
             return
         group.ready_rank = self._num_ready
+        self._ready[group.id.ordinal] = group
         self._num_ready += 1
         self._context.changed.notify()
 
@@ -298,6 +312,8 @@ class Collector:
             )
             for member in range(self.group_size)
         ]
+        if len(specs) == 1:
+            return [await self._run_member(specs[0], group)]
         if self._runner.is_group_scoped:
             sealed = await asyncio.gather(*(self._runner.roll(spec) for spec in specs))
             return await self._runner.grade(sealed, group.task)

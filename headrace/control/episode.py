@@ -14,6 +14,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
+import msgspec
+
 from headrace.config import TimeoutSection
 from headrace.control.acting import ActionRunner, UnknownEffect
 from headrace.control.generating import TurnGenerator
@@ -48,8 +50,7 @@ _NO_PAST = AttemptPast(EpisodeId(GroupId("", 0), 0, 0))
 """What every new attempt has behind it: one record for all of them, which nobody writes to."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EpisodeSpec:
+class EpisodeSpec(msgspec.Struct, frozen=True):
     """What to run.
 
     Attributes:

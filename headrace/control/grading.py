@@ -37,6 +37,18 @@ class _Answer(NamedTuple):
     others: list[Verdict]
 
 
+class Graded(NamedTuple):
+    """The verdict that counts.
+
+    Attributes:
+        verdict: the record.
+        address: its address.
+    """
+
+    verdict: Verdict
+    address: Address
+
+
 class Grading:
     """Asks the grader, again within bounds, and seals what it says."""
 
@@ -54,15 +66,15 @@ class Grading:
         """Whether all members of a group have to be submitted together."""
         return self._grader.scope == "group"
 
-    async def grade(self, sealed: Sequence[Sealed], task: Task) -> dict[Address, Verdict]:
+    async def grade(self, sealed: Sequence[Sealed], task: Task) -> dict[Address, Graded]:
         """The verdict that counts, for each transcript."""
-        verdicts: dict[Address, Verdict] = {}
+        verdicts: dict[Address, Graded] = {}
         pending: list[Submission] = []
         tries = 0
         for item in sealed:
             terminal = item.transcript.terminal
             if item.verdicts:
-                verdicts[item.address] = item.verdicts[-1]
+                verdicts[item.address] = Graded(item.verdicts[-1], item.verdicts[-1].address)
                 if not self._retry.may_grade_again(item.verdicts[-1], len(item.verdicts)):
                     continue
                 # Members of a group are graded together, so all that are still pending have had as many tries.
@@ -70,8 +82,7 @@ class Grading:
             if isinstance(terminal, InfraError):
                 cause = UnscoredCause.UNKNOWN_EFFECT if terminal.is_effect_unknown else UnscoredCause.INFRA
                 verdict = Verdict(item.address, self._grader.version, Unscored(cause, terminal.detail))
-                verdicts[item.address] = verdict
-                self._seal(verdict, 0)
+                verdicts[item.address] = self._seal(verdict, 0)
             else:
                 text = item.transcript.final_text
                 pending.append(Submission(item.address, item.transcript.episode, task, text, item.artifact))
@@ -81,9 +92,8 @@ class Grading:
             again: list[Submission] = []
             for submission in pending:
                 verdict, others = answers[submission.transcript]
-                self._seal(verdict, tries - 1)
+                verdicts[submission.transcript] = self._seal(verdict, tries - 1)
                 self._dispute(verdict, others)
-                verdicts[submission.transcript] = verdict
                 if self._retry.may_grade_again(verdict, tries):
                     again.append(submission)
             pending = again
@@ -138,7 +148,7 @@ class Grading:
             disputed = VerdictDisputed(verdict.transcript, verdict.address, row.address)
             self._recorder.record(disputed, key=str(verdict.transcript), rows=(row,))
 
-    def _seal(self, verdict: Verdict, try_number: int) -> None:
+    def _seal(self, verdict: Verdict, try_number: int) -> Graded:
         row = sealed_row("verdict", verdict)
         is_scored = not isinstance(verdict.outcome, Unscored)
         self._recorder.record(
@@ -146,3 +156,4 @@ class Grading:
             key=f"{verdict.transcript}#{try_number}",
             rows=(row,),
         )
+        return Graded(verdict, row.address)

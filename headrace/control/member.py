@@ -10,12 +10,13 @@ effect outside is unknown.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from headrace.control.breaking import Breakers
 from headrace.control.episode import EpisodeDriver, EpisodeSpec
-from headrace.control.grading import Grading
+from headrace.control.grading import Graded, Grading
 from headrace.control.opening import RunInterrupted
 from headrace.control.past import AttemptPast
 from headrace.control.sealing import Sealed
@@ -29,15 +30,14 @@ from headrace.records.segment import Sampling
 from headrace.records.streams import stream
 from headrace.records.task import Task
 from headrace.records.terminal import InfraError, Terminal, Truncated
-from headrace.records.verdict import Scored, Verdict
+from headrace.records.verdict import Scored
 from headrace.scheduling.retry import RetryRule
 from headrace.scheduling.staleness import Sampled
 
 NO_ATTEMPTS: Mapping[int, AttemptPast] = {}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemberSpec:
+class MemberSpec(msgspec.Struct, frozen=True):
     """What to run: one member of a group.
 
     Attributes:
@@ -56,11 +56,10 @@ class MemberSpec:
     task_address: Address
     sampling: Sampling
     pin_version: int | None
-    past: Mapping[int, AttemptPast] = dataclasses.field(default_factory=lambda: NO_ATTEMPTS)
+    past: Mapping[int, AttemptPast] = NO_ATTEMPTS
 
 
-@dataclasses.dataclass(frozen=True)
-class MemberOutcome:
+class MemberOutcome(msgspec.Struct, frozen=True):
     """The last state of a member.
 
     Attributes:
@@ -141,15 +140,9 @@ class MemberRunner:
         if past is not None and past.sealed is not None:
             return self._driver.recall(past)
         episode = EpisodeId(spec.group, spec.member, attempt)
+        pin, seed = spec.pin_version, self._seed
         run = EpisodeSpec(
-            episode,
-            spec.task,
-            spec.task_address,
-            spec.sampling,
-            spec.pin_version,
-            self._seed,
-            past,
-            self._in_flight,
+            episode, spec.task, spec.task_address, spec.sampling, pin, seed, past=past, in_flight=self._in_flight
         )
         if self._breakers is None:
             return await self._driver.run(run, self._grant(run))
@@ -168,22 +161,23 @@ class MemberRunner:
     def recall(self, past: AttemptPast) -> MemberOutcome:
         """Outcome of an attempt that counts, from the journal: its last verdict is the one that does."""
         sealed = self._driver.recall(past)
-        return self._outcome(sealed, sealed.verdicts[-1])
+        verdict = sealed.verdicts[-1]
+        return self._outcome(sealed, Graded(verdict, verdict.address))
 
     async def grade(self, sealed: Sequence[Sealed], task: Task) -> list[MemberOutcome]:
         """Outcomes of sealed members, in the order given."""
         verdicts = await self._grading.grade(sealed, task)
         return [self._outcome(item, verdicts[item.address]) for item in sealed]
 
-    def _outcome(self, sealed: Sealed, verdict: Verdict) -> MemberOutcome:
-        transcript = sealed.transcript
+    def _outcome(self, sealed: Sealed, graded: Graded) -> MemberOutcome:
+        transcript, verdict = sealed.transcript, graded.verdict
         reward = reward_of(verdict, self._reward_rule)
         counts: dict[int, int] = {}
         for segment in transcript.sampled():
             if segment.policy is not None:
                 counts[segment.policy.version] = counts.get(segment.policy.version, 0) + len(segment)
         return MemberOutcome(
-            result=MemberResult(transcript.episode, sealed.address, verdict.address, reward),
+            result=MemberResult(transcript.episode, sealed.address, graded.address, reward),
             sampled=Sampled(tuple(sorted(counts.items()))),
             paths=transcript.sampled_paths,
             num_tokens=transcript.num_tokens,

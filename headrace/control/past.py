@@ -7,6 +7,8 @@ say. Nothing here asks a worker or a disk.
 import dataclasses
 from collections.abc import Iterator
 
+import msgspec
+
 from headrace.control.frontier import DataFrontier
 from headrace.records.action import ActionCommitted, ActionIntended
 from headrace.records.batch import GroupClosed
@@ -21,8 +23,7 @@ from headrace.records.update import UpdateResult
 from headrace.records.weighing import StrataWeighed
 
 
-@dataclasses.dataclass
-class AttemptPast:
+class AttemptPast(msgspec.Struct):
     """What the journal holds of one attempt.
 
     Attributes:
@@ -43,14 +44,12 @@ class AttemptPast:
     started_seq: int = 0
     started_ns: int = 0
     last_ns: int = 0
-    turns: dict[int, TurnGenerated] = dataclasses.field(default_factory=dict[int, TurnGenerated])
-    intents: dict[ActionId, ActionIntended] = dataclasses.field(default_factory=dict[ActionId, ActionIntended])
-    commits: dict[ActionId, tuple[int, ActionCommitted]] = dataclasses.field(
-        default_factory=dict[ActionId, tuple[int, ActionCommitted]]
-    )
-    observed: dict[ActionId, ActionObserved] = dataclasses.field(default_factory=dict[ActionId, ActionObserved])
+    turns: dict[int, TurnGenerated] = {}
+    intents: dict[ActionId, ActionIntended] = {}
+    commits: dict[ActionId, tuple[int, ActionCommitted]] = {}
+    observed: dict[ActionId, ActionObserved] = {}
     sealed: TranscriptSealed | None = None
-    verdicts: list[Address] = dataclasses.field(default_factory=list[Address])
+    verdicts: list[Address] = []
     is_void: bool = False
 
     @property

@@ -17,6 +17,7 @@ from headrace.records.update import UpdateCompleted
 
 Observer = Callable[[Event], None]
 NOTHING: Mapping[tuple[str, str], int] = {}
+_NOBODY = LeaseToken(0)
 
 
 def sealed_row(kind: str, record: Any) -> Row:
@@ -49,8 +50,8 @@ class Recorder:
         self._journal = journal
         self._observers = tuple(observers)
         self._recorded = recorded
-        self._loop = asyncio.get_running_loop()
-        self._start_s = self._loop.time() - start_ns / 1e9
+        self._time = asyncio.get_running_loop().time
+        self._start_s = self._time() - start_ns / 1e9
         self._owners: dict[EpisodeId, LeaseToken] = {}
         self.updates = 0
         self.last_seq = 0
@@ -58,7 +59,7 @@ class Recorder:
     @property
     def elapsed_s(self) -> float:
         """Seconds of the run on the control plane's clock; those between two processes do not count."""
-        return self._loop.time() - self._start_s
+        return self._time() - self._start_s
 
     def record(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         """Sequence number of the event."""
@@ -68,7 +69,8 @@ class Recorder:
             return known
         seq = self.last_seq = self._journal.append(payload, key=key, cause=cause, rows=rows)
         if self._observers:
-            event = Event(seq, self._journal.epoch, "", round(self.elapsed_s * 1e9), key, cause, payload)
+            t_ns = round((self._time() - self._start_s) * 1e9)
+            event = Event(seq, self._journal.epoch, "", t_ns, key, cause, payload)
             for observer in self._observers:
                 observer(event)
         return seq
@@ -79,7 +81,7 @@ class Recorder:
 
     def owner(self, episode: EpisodeId) -> LeaseToken:
         """Token of the newest owner of an attempt that is not over."""
-        return self._owners.get(episode, LeaseToken(0))
+        return self._owners.get(episode, _NOBODY)
 
     def forget(self, episode: EpisodeId) -> None:
         """The attempt is over."""
@@ -122,16 +124,16 @@ class OwnerPen:
 
     def record(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         """Sequence number of the event. Raises OwnerFenced."""
-        self.require(kind_of(payload))
+        self.require(payload)
         return self._recorder.record(payload, key=key, cause=cause, rows=rows)
 
-    def require(self, what: str) -> None:
+    def require(self, what: Payload | str) -> None:
         """Raises OwnerFenced, with a record of it, when the attempt has a newer owner."""
         newest = self._recorder.owner(self._episode)
         if newest > self._token:
-            detail = f"token {self._token} after {newest}"
-            self.refused("journal", what, detail)
-            raise OwnerFenced(f"{self._episode}: {what} under {detail}", Outcome.REJECTED)
+            detail, kind = f"token {self._token} after {newest}", what if isinstance(what, str) else kind_of(what)
+            self.refused("journal", kind, detail)
+            raise OwnerFenced(f"{self._episode}: {kind} under {detail}", Outcome.REJECTED)
 
     def refused(self, where: str, what: str, detail: str) -> None:
         """Notes a write of this owner's that came too late."""

@@ -4,8 +4,6 @@ Invariant: what is sealed passed `Transcript.check` (equal lengths, versions tha
 `Harness.check` (the ids are those of the texts and calls on record, and only the template placed control tokens).
 """
 
-import dataclasses
-
 import msgspec
 
 from headrace.control.past import AttemptPast
@@ -25,8 +23,7 @@ AGENT = "policy"
 """Name of the one agent of an episode."""
 
 
-@dataclasses.dataclass(slots=True)
-class EpisodeTrace:
+class EpisodeTrace(msgspec.Struct):
     """What has happened in a running episode. Owned by its driver; becomes records when sealed.
 
     Attributes:
@@ -37,11 +34,11 @@ class EpisodeTrace:
     episode: EpisodeId
     task: Task
     task_address: Address
-    segments: list[TokenSegment] = dataclasses.field(default_factory=list[TokenSegment])
-    left: list[Path] = dataclasses.field(default_factory=list[Path])
+    segments: list[TokenSegment] = []
+    left: list[Path] = []
     parent: PathParent | None = None
-    actions: list[ActionOutcome] = dataclasses.field(default_factory=list[ActionOutcome])
-    limits_hit: list[Limit] = dataclasses.field(default_factory=list[Limit])
+    actions: list[ActionOutcome] = []
+    limits_hit: list[Limit] = []
     final_text: str = ""
     artifact: bytes = b""
     num_tokens: int = 0
@@ -53,7 +50,7 @@ class EpisodeTrace:
     tool_s: float = 0.0
     service_s: float = 0.0
     preemptions: int = 0
-    metering: Metering = dataclasses.field(default_factory=Metering)
+    metering: Metering = Metering()
 
     def extend(self, segments: tuple[TokenSegment, ...]) -> None:
         """Appends segments to the sequence."""
@@ -93,8 +90,7 @@ class EpisodeTrace:
         return 0 if self.parent is None else self.parent.segment
 
 
-@dataclasses.dataclass(frozen=True)
-class Sealed:
+class Sealed(msgspec.Struct, frozen=True):
     """A sealed transcript with its address.
 
     Attributes:

@@ -113,26 +113,21 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
 
     def check_form(self) -> None:
         """`check` but for the values of log-probs, which may be looked at for many segments at once."""
-        if len(self.ids) % 4:
-            raise IntegrityError(f"segment.ids holds {len(self.ids)} bytes; int32 ids need a multiple of 4")
-        is_sampled = self.origin is Origin.POLICY
-        num_stamps = (
-            (self.behavior_logprobs is not None)
-            + (self.policy is not None)
-            + (self.context_version_min is not None)
-            + (self.sampling is not None)
-        )
-        if num_stamps != (4 if is_sampled else 0):
-            raise self._wrong_stamp(is_sampled)
-        if self.behavior_logprobs is not None and len(self.behavior_logprobs) != len(self.ids):
+        size_bytes, logprobs = len(self.ids), self.behavior_logprobs
+        policy, oldest = self.policy, self.context_version_min
+        if size_bytes % 4:
+            raise IntegrityError(f"segment.ids holds {size_bytes} bytes; int32 ids need a multiple of 4")
+        if self.origin is not Origin.POLICY:
+            if not (logprobs is policy is oldest is self.sampling is None):
+                raise self._wrong_stamp(is_sampled=False)
+        elif logprobs is None or policy is None or oldest is None or self.sampling is None:
+            raise self._wrong_stamp(is_sampled=True)
+        elif len(logprobs) != size_bytes:
             raise IntegrityError(
-                f"segment has {len(self)} ids and {len(self.behavior_logprobs) / 4:g} behavior log-probs; "
-                "they must be equal"
+                f"segment has {len(self)} ids and {len(logprobs) / 4:g} behavior log-probs; they must be equal"
             )
-        if self.policy and self.context_version_min is not None and self.context_version_min > self.policy.version:
-            raise IntegrityError(
-                f"segment.context_version_min is {self.context_version_min}, newer than its policy {self.policy}"
-            )
+        elif oldest > policy.version:
+            raise IntegrityError(f"segment.context_version_min is {oldest}, newer than its policy {policy}")
         for item in self.attachments:
             if not 0 <= item.start < item.stop <= len(self):
                 raise IntegrityError(

@@ -125,12 +125,9 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         parent = self.paths[path].parent
         return 0 if parent is None else parent.segment
 
-    def sampled(self) -> Iterator[TokenSegment]:
+    def sampled(self) -> list[TokenSegment]:
         """Every policy segment once, in path order."""
-        for path in self.paths:
-            for segment in path.segments:
-                if segment.origin is Origin.POLICY:
-                    yield segment
+        return [segment for path in self.paths for segment in path.segments if segment.origin is Origin.POLICY]
 
     @property
     def sampled_paths(self) -> tuple[int, ...]:

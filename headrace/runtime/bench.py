@@ -122,7 +122,7 @@ class EpisodeRunner:
     async def judge(self, task: Task, sealed: Sealed) -> Played:
         """A sealed episode, graded."""
         verdicts = await self._grading.grade([sealed], task)
-        verdict = verdicts[sealed.address]
+        verdict = verdicts[sealed.address].verdict
         return Played(task, sealed.transcript, verdict, reward_of(verdict, self._rule))
 
 

@@ -93,9 +93,11 @@ class BreakerRule(msgspec.Struct, frozen=True):
         if health.state is BreakerState.OPEN:
             return health  # it started before; only a probe tells how things stand now
         recent = (*health.recent, failed)[-self.window :]
-        health = msgspec.structs.replace(health, recent=recent, since_s=now_s)
+        health = Health(recent, health.state, now_s, health.until_s, health.openings)
+        if not failed:
+            return health
         is_broken = len(recent) >= self.min_attempts and sum(recent) >= self.rate * len(recent)
-        return self._opened(health, now_s, jitter) if failed and is_broken else health
+        return self._opened(health, now_s, jitter) if is_broken else health
 
     def released(self, health: Health, now_s: float) -> Health:
         """The health after a probe ended without telling anything; the next attempt is one."""

@@ -7,7 +7,7 @@ the first had committed and nothing else.
 from collections.abc import Callable, Iterator, Sequence
 
 from headrace.errors import Outcome, StoreError
-from headrace.records.events import Event, is_once, kind_of
+from headrace.records.events import Event, Payload, is_once, kind_of
 from headrace.records.ids import Address
 from headrace.store.group_commit import (
     DEFAULT_POLICY,
@@ -28,7 +28,7 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._rows: dict[Address, bytes] = {}
-        self._once: set[str] = set()
+        self._once: set[tuple[type[Payload], str]] = set()
         self._head = GENESIS
         self._epoch = 0
 
@@ -41,10 +41,11 @@ class MemoryStorage:
         if epoch != self._epoch:
             message = f"epoch {epoch} is fenced: epoch {self._epoch} has taken over the journal"
             raise StoreError(message, Outcome.REJECTED)
-        once: set[str] = set()
-        for event in (entry.event for entry in entries):
+        once: set[tuple[type[Payload], str]] = set()
+        for entry in entries:
+            event = entry.event
             if is_once(event.payload):
-                name = f"{kind_of(event.payload)} {event.key}"
+                name = type(event.payload), event.key
                 if name in self._once or name in once:
                     kind = kind_of(event.payload)
                     message = f"event {event.seq}: {kind} {event.key!r} is in the journal already"

@@ -46,7 +46,7 @@ def test_turns_calls_masks_versions_and_the_verdict_with_evidence_are_shown(fold
     for name in ("task", "policy", "harness", "environment", "grader"):
         assert f"  {name} " in text
     assert 'calculator {"expression":"1+1"}' in text
-    assert text.count("trained, policy@") == sum(1 for _ in found.transcript.sampled())
+    assert text.count("trained, policy@") == len(found.transcript.sampled())
     assert text.count(", masked") == sum(
         segment.origin is not Origin.POLICY for path in found.transcript.paths for segment in path.segments
     )
@@ -78,7 +78,7 @@ def test_log_probs_are_listed_per_token_on_request_only(folder: Path):
     found = view(folder, "train.0.1.0")
     assert found.transcript is not None
     plain, listed = show_episode(found, decode), show_episode(found, decode, has_logprobs=True)
-    first = next(found.transcript.sampled())
+    first = found.transcript.sampled()[0]
     logprobs_T = first.behavior_logprobs_T
     assert logprobs_T is not None
     cell = f"'t{int(first.ids_T[0])}' {float(logprobs_T[0]):.4f}"
