@@ -86,7 +86,7 @@ def _add_compact(commands: Commands) -> None:
         "Drops the tokens of settled work from a run, and keeps every figure.\n\n"
         "Of groups that trained, or were rejected, before the newest updates go: transcripts with their token ids, log-\n"
         "probs and outputs, the tokens of turns, artifacts, attachments and receipts. Events, verdicts, rewards, plans and\n"
-        "held-out episodes stay: `report` gives the same, `verify` checks every law, `train --resume` goes on.\n"
+        "held-out episodes stay: `report` and `plan` give the same, `verify` checks every law, `train --resume` goes on.\n"
         "Such an episode cannot be shown, replayed or exported afterwards. What goes is named in the journal first; a call\n"
         "that was cut off is ended by the next one. Weights and checkpoints are for `prune`.",
         "headrace compact run-001 --dry-run\nheadrace compact run-001 --keep-updates 20",

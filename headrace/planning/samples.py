@@ -6,18 +6,18 @@ durations count from the version that is named first; difficulties, rewards and 
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
 
 from headrace.config import Config
 from headrace.records.action import ActionIntended
 from headrace.records.batch import BatchSelected, GroupClosed
+from headrace.records.compaction import read_outline
 from headrace.records.events import Event
 from headrace.records.ids import EpisodeId, Purpose
 from headrace.records.provenance import Read, read_record
 from headrace.records.run import RunStarted
-from headrace.records.segment import Origin, TokenSegment, TurnGenerated
+from headrace.records.segment import TurnGenerated
 from headrace.records.task import TaskDrawn
-from headrace.records.trajectory import EpisodeStarted, SideRecord, Transcript, TranscriptSealed
+from headrace.records.trajectory import EpisodeStarted, SideRecord, TranscriptSealed
 from headrace.records.update import (
     BatchScored,
     CanaryChecked,
@@ -166,7 +166,7 @@ class Samples:
 
     def _turn(self, turn: TurnGenerated, t_s: float) -> None:
         key = str(turn.episode)
-        count = sum(len(segment) for segment in turn.segments)
+        count = turn.num_tokens
         if self._is_steady:
             self.turns.append((t_s - turn.generate_s, t_s, count))
         asked_s = t_s - turn.generate_s - turn.wait_s
@@ -187,33 +187,18 @@ class Samples:
         if episode.group.purpose != Purpose.TRAIN.value:
             self.held_out.add(episode.group.ordinal)
         elif sealed.sampled_tokens and self._is_steady:
-            self.episodes.append(self._episode(sealed))
+            self.episodes.append(self._episode(episode, sealed))
             self.cpu_s += read_record(self._read, sealed.side, SideRecord).metering.cpu_s
         if sealed.terminal.startswith("infra_error"):
             self.unfinished += 1
         else:
             self._sealed[sealed.transcript] = last_s
 
-    def _episode(self, sealed: TranscriptSealed) -> EpisodeSample:
-        transcript = read_record(self._read, sealed.transcript, Transcript)
-        segments = tuple(transcript.first_shown())
-        origins = [segment.origin for segment in segments]
-        first = origins.index(Origin.POLICY)
+    def _episode(self, episode: EpisodeId, sealed: TranscriptSealed) -> EpisodeSample:
+        outline = read_outline(self._read, sealed.transcript)
         return EpisodeSample(
-            group=str(transcript.episode.group),
-            turns=_turn_tokens(segments),
-            prompt=sum(len(segment) for segment in segments[:first]),
-            observations=tuple(len(segment) for segment in segments[first:] if segment.origin is Origin.ENVIRONMENT),
+            group=str(episode.group),
+            turns=outline.turn_tokens,
+            prompt=outline.prompt_tokens,
+            observations=outline.observation_tokens,
         )
-
-
-def _turn_tokens(segments: Sequence[TokenSegment]) -> tuple[int, ...]:
-    """Sampled tokens of each turn; a turn is cut into segments where weights changed, and ends with a finish."""
-    turns, running = list[int](), 0
-    for segment in segments:
-        if segment.origin is Origin.POLICY:
-            running += len(segment)
-            if segment.finish is not None:
-                turns.append(running)
-                running = 0
-    return tuple(turns)

@@ -19,6 +19,7 @@ from headrace.cli import main
 from headrace.control.recovery import recover
 from headrace.errors import ConfigError, IntegrityError, StoreError
 from headrace.harness.chatml import ASSETS
+from headrace.planning.samples import Samples
 from headrace.records.compaction import RunCompacted
 from headrace.records.events import Event
 from headrace.records.ids import Address, EpisodeId, Purpose
@@ -60,10 +61,15 @@ def run(whole: Run, tmp_path: Path) -> Run:
     return whole.copy(tmp_path / "run")
 
 
-def figures(folder: Path) -> bytes:
-    """The report, byte for byte."""
+def figures(folder: Path) -> tuple[bytes, Any]:
+    """The report, byte for byte, and what `headrace plan` samples of the run."""
     with open_reader(folder) as reader:
-        return msgspec.json.encode(report_run(reader.events(), reader.read, reader.late_writes()))
+        samples = Samples(reader.read, first=1)
+        for event in reader.events():
+            samples.observe(event)
+        report = report_run(reader.events(), reader.read, reader.late_writes())
+    assert samples.episodes
+    return msgspec.json.encode(report), {name: value for name, value in vars(samples).items() if name != "_read"}
 
 
 def contents(run: Run) -> tuple[Any, Any]:
