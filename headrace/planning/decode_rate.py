@@ -1,19 +1,22 @@
 """The decode rate of an engine against the number of running requests, measured from the turns of a log."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-_LEVELS = 8
+_PER_DOUBLING = 2
+"""Levels for each doubling of the number of running requests."""
 _LEAST_SHARE = 0.002
+"""Of all time: a number that was seen for less is left out."""
 
 
 def decode_points(turns: Sequence[tuple[float, float, int]], slots: int | None = None) -> list[tuple[int, float]]:
     """(running requests, tokens per second of all together), at least one point, the first numbers rising.
 
     Each turn is spread evenly over the time from its slot to its last token. The stretches between two changes are then
-    collected by the number of running turns, into a few levels of about equal time.
+    collected by the number of running turns, into levels that widen with it.
 
     Args:
         turns: (begin, end, tokens) of each turn, seconds.
@@ -41,17 +44,15 @@ def decode_points(turns: Sequence[tuple[float, float, int]], slots: int | None =
 
 
 def _levels(seconds: dict[int, float], work: dict[int, float]) -> list[tuple[int, float]]:
-    """Neighbouring numbers of requests joined until each level holds its share of the work."""
-    total, points = sum(work.values()), list[tuple[int, float]]()
-    level: list[int] = []
+    """Neighbouring numbers of requests joined, the few kept apart: they are the end of a batch that others wait for."""
+    levels: dict[int, list[int]] = {}
     for active in sorted(seconds):
-        level.append(active)
-        done = sum(work[number] for number in level)
-        if done >= total / _LEVELS or active == max(seconds):
-            time_s = sum(seconds[number] for number in level)
-            if time_s > 0 and done > _LEAST_SHARE * total:
-                mean = round(float(np.average(level, weights=[seconds[number] + 1e-12 for number in level])))
-                points.append((max(1, mean), done / time_s))
-            level = []
-    unique = {active: rate for active, rate in points if rate > 0}
+        levels.setdefault(round(_PER_DOUBLING * math.log2(active)), []).append(active)
+    total_s, unique = sum(seconds.values()), dict[int, float]()
+    for numbers in levels.values():
+        time_s = sum(seconds[number] for number in numbers)
+        done = sum(work[number] for number in numbers)
+        if done > 0.0 and time_s >= _LEAST_SHARE * total_s:
+            mean = float(np.average(numbers, weights=[seconds[number] for number in numbers]))
+            unique[max(1, round(mean))] = done / time_s
     return sorted(unique.items())

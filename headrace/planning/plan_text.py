@@ -6,6 +6,8 @@ import msgspec
 
 from headrace.planning.whatif import REPLAY_SEEDS, Figures, Margins, Plan
 
+_FREE_SWITCH = "  colocate_async is counted without the cost of switching: a log of separate devices does not tell it."
+
 
 def render_plan(plan: Plan) -> str:
     """The text: fit, replay against the run, demands, sweep, recommendation with its uncertainty."""
@@ -71,7 +73,7 @@ def _recommendation(plan: Plan) -> list[str]:
         f"spread by {chosen.figures.spread:.0%}.",
         "  Not in this figure: engine and trainer that slow each other on shared cores, lengths that training changes.",
         f"  With more devices: {best.layout.name} gives {_gain(best.figures, plan):+.0%}.",
-        "  colocate_async is not among the layouts: a log of separate devices says nothing of the cost of switching.",
+        *([] if plan.fitted.scenario.switch_s else [_FREE_SWITCH]),
     ]
 
 

@@ -4,7 +4,9 @@ Invariant: nothing is estimated: a sample is a length or a difference of times t
 durations count from the version that is named first; difficulties, rewards and switches of shared devices from the start.
 """
 
+import bisect
 import dataclasses
+import math
 from collections import defaultdict
 
 from headrace.config import Config
@@ -53,6 +55,21 @@ class EpisodeSample:
         return sum(self.turns)
 
 
+class _Standstill:
+    """Shared devices are the trainer's; `lost_s` is all that the engine stood still until the end of this one."""
+
+    def __init__(self, from_s: float, lost_before_s: float) -> None:
+        self.from_s = from_s
+        self.lost_s = math.inf
+        self._lost_before_s = lost_before_s
+
+    def end(self, t_s: float) -> None:
+        self.lost_s = self._lost_before_s + t_s - self.from_s
+
+    def running_s(self, t_s: float) -> float:
+        return max(self.from_s - self._lost_before_s, t_s - self.lost_s)
+
+
 class Samples:
     """Everything that the laws are made of.
 
@@ -68,7 +85,7 @@ class Samples:
         rewards: that are known, by group.
         episodes: of training, sealed with sampled tokens.
         held_out: ordinals of held-out tasks.
-        turns: start, end (seconds) and sampled tokens.
+        turns: start, end (seconds in which the engine ran) and sampled tokens.
         gaps: group, and seconds between a turn and the request for the next, less the wait for a turn at the service.
         unfinished: episodes that a boundary failed.
     """
@@ -100,6 +117,7 @@ class Samples:
         self._started: set[str] = set()
         self._sealed: dict[str, float] = {}
         self._marks: dict[str, float] = {}
+        self._stops: list[_Standstill] = []
 
     def observe(self, event: Event) -> None:
         """Takes the next event."""
@@ -144,14 +162,21 @@ class Samples:
                 marks["checked"] = t_s
             case WeightsCommitted():
                 marks["committed"] = t_s
-            case GenerationPaused(switch_s=switch_s) | GenerationResumed(switch_s=switch_s):
-                self.switch_s.append(switch_s)
+            case GenerationPaused() | GenerationResumed():
+                self._observe_standstill(event.payload, t_s)
             case WeightsActivated(policy=policy, pause_s=pause_s):
                 if self._is_steady and "completed" in marks:
                     self._measure_update(marks, t_s, pause_s)
                 self._version = policy.version
             case _:
                 pass
+
+    def _observe_standstill(self, payload: GenerationPaused | GenerationResumed, t_s: float) -> None:
+        self.switch_s.append(payload.switch_s)
+        if isinstance(payload, GenerationPaused):
+            self._stops.append(_Standstill(t_s, self._stops[-1].lost_s if self._stops else 0.0))
+        elif self._stops:
+            self._stops[-1].end(t_s)
 
     @property
     def _is_steady(self) -> bool:
@@ -168,7 +193,7 @@ class Samples:
         key = str(turn.episode)
         count = turn.num_tokens
         if self._is_steady:
-            self.turns.append((t_s - turn.generate_s, t_s, count))
+            self.turns.append((self._running_s(t_s - turn.generate_s), self._running_s(t_s), count))
         asked_s = t_s - turn.generate_s - turn.wait_s
         if key in self._last:
             gap_s = max(0.0, asked_s - self._last[key] - self._held.pop(key, 0.0))
@@ -179,6 +204,11 @@ class Samples:
             elif self._is_steady:
                 self.gaps.append((str(turn.episode.group), gap_s))
         self._last[key] = t_s
+
+    def _running_s(self, t_s: float) -> float:
+        """Seconds until then in which the engine ran: what shared devices gave to the trainer is left out."""
+        index = bisect.bisect_right(self._stops, t_s, key=lambda stop: stop.from_s) - 1
+        return self._stops[index].running_s(t_s) if index >= 0 else t_s
 
     def _seal(self, key: str, sealed: TranscriptSealed, t_s: float) -> None:
         episode = EpisodeId.parse(key)

@@ -182,12 +182,13 @@ def sweep(fitted: Fitted) -> list[Layout]:
     """The layouts to try: mode and credit, then slots, engines and trainers in both modes."""
     step = {"mode": "sync", "credit_batches": 0, "staleness": "pace"}
 
-    def ahead(credit: int) -> dict[str, Any]:
-        return {"mode": "separate_async", "credit_batches": credit, "staleness": "pace", "order": "ready"}
+    def ahead(credit: int, mode: str = "separate_async") -> dict[str, Any]:
+        return {"mode": mode, "credit_batches": credit, "staleness": "pace", "order": "ready"}
 
     return [
         Layout("sync", step),
         *(Layout(f"separate_async, credit {credit}", ahead(credit)) for credit in (1, 2, 4, 8)),
+        *(Layout(f"colocate_async, credit {credit}", ahead(credit, "colocate_async")) for credit in (1, 2)),
         Layout("sync, half the slots", step, slots=0.5),
         Layout("sync, twice the slots", step, slots=2.0),
         Layout("separate_async, credit 2, half the slots", ahead(2), slots=0.5),
@@ -198,12 +199,16 @@ def sweep(fitted: Fitted) -> list[Layout]:
 
 
 def scenario_of(scenario: Scenario, layout: Layout) -> Scenario:
-    """The scenario under a layout. More slots than the run had go on at the rate of the last measured level."""
+    """The scenario under a layout. More slots than the run had go on at the rate of the last measured level.
+
+    Devices are shared in `colocate_async` alone, whatever they were in the run.
+    """
     engine, trainer = scenario.engine, scenario.trainer
     slots = max(1, round(engine.slots * layout.slots)) * layout.engines
     decode = tuple((active * layout.engines, rate * layout.engines) for active, rate in engine.decode)
     return msgspec.structs.replace(
         scenario,
+        placement="separate",
         engine=msgspec.structs.replace(engine, slots=slots, decode=decode),
         trainer=_share(trainer, layout.trainers),
     )

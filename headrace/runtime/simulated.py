@@ -155,6 +155,13 @@ def resumed_laws(config: Config, journal: MemoryJournal) -> Observer:
     return observe
 
 
+def _device(scenario: Scenario, is_shared: bool) -> SharedDevice | None:
+    if is_shared:
+        return SharedDevice(scenario.switch_s)
+    left = scenario.engine.while_training
+    return SharedDevice(left=left) if left < 1.0 else None
+
+
 async def run_simulated(simulation: Simulation, observers: Sequence[Observer], disk: SimulatedDisk) -> SimulationResult:
     """`simulate` on the loop that runs already: two on the same disk are two processes that both believe to be the one."""
     scenario = simulation.scenario
@@ -165,7 +172,7 @@ async def run_simulated(simulation: Simulation, observers: Sequence[Observer], d
     stored = MemoryJournal(disk.storage) if simulation.keeps_log else None
     journal = CountingJournal() if stored is None else stored
     is_shared = scenario.placement == "shared" or config.schedule.mode == "colocate_async"
-    device = SharedDevice(scenario.switch_s) if is_shared else None
+    device = _device(scenario, is_shared)
     trainer = SimulatedTrainer(
         scenario.trainer, shelf, policy_id=policy_id, seed=config.run.seed, read=journal.read, device=device
     )

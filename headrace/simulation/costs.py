@@ -15,6 +15,7 @@ class EngineCost(Section, frozen=True):
             (0, 0), constant beyond. One point at `slots` makes the rate of a request independent of load.
         prefill_tokens_per_s: tokens per second in which a prompt, or a cache after a swap, is computed; None is free.
         context_half_tokens: context of all active requests at which decoding is half as fast; None is never.
+        while_training: share of the rate that is left while a trainer computes on the same cores; 1 with cores of its own.
         swap_pause_s: seconds without a token at each new version, besides the rebuilding of caches.
         on_swap: `rebuild` computes running caches again under the new version, `keep_kv` goes on with the old ones.
         stage_s: seconds to load a version aside.
@@ -24,6 +25,7 @@ class EngineCost(Section, frozen=True):
     decode: tuple[tuple[int, float], ...] = ((1, 2_400.0), (8, 10_400.0), (32, 17_200.0))
     prefill_tokens_per_s: float | None = None
     context_half_tokens: float | None = None
+    while_training: float = 1.0
     swap_pause_s: float = 0.0
     on_swap: Literal["rebuild", "keep_kv"] = "rebuild"
     stage_s: Law = Constant(value=0.0)
@@ -40,6 +42,8 @@ class EngineCost(Section, frozen=True):
             value = getattr(self, name)
             if value is not None and not value > 0.0:
                 raise ValueError(f"engine.{name} is {value}; it must be positive or absent")
+        if not 0.0 < self.while_training <= 1.0:
+            raise ValueError(f"engine.while_training is {self.while_training}; it must be above 0 and at most 1")
         if self.swap_pause_s < 0.0:
             raise ValueError(f"engine.swap_pause_s is {self.swap_pause_s}; it must be >= 0")
 

@@ -1,7 +1,8 @@
-"""A device that generation and training take turns on.
+"""A device that generation and training take turns on, or cores that both want at the same time.
 
-Invariant: while a trainer holds the device, no attached engine produces a token. Either each of its calls takes the device,
-or the control plane takes it for a whole turn, in which calls cost no switch of their own.
+Invariant: while a trainer holds the device, attached engines produce tokens at the share of their rate that it leaves them:
+none where they take turns. Either each of its calls takes the device, or the control plane takes it for a whole turn, in
+which calls cost no switch of their own.
 """
 
 import asyncio
@@ -15,18 +16,20 @@ class SharedDevice:
     Attributes:
         training_s: seconds that trainers held it.
         switch_s: seconds to change from generation to training, and again to change back.
+        left: share of its rate that generation keeps while a trainer computes.
     """
 
-    def __init__(self, switch_s: float = 0.0) -> None:
+    def __init__(self, switch_s: float = 0.0, left: float = 0.0) -> None:
         self.training_s = 0.0
         self.switch_s = switch_s
+        self.left = left
         self._lock = asyncio.Lock()
-        self._engines: list[Callable[[bool], None]] = []
+        self._engines: list[Callable[[float], None]] = []
         self._turn: contextlib.AsyncExitStack | None = None
 
-    def attach(self, on_hold: Callable[[bool], None]) -> None:
-        """An engine learns that the device is taken (True) and given back (False)."""
-        self._engines.append(on_hold)
+    def attach(self, on_share: Callable[[float], None]) -> None:
+        """An engine learns what share of its rate it has from now on."""
+        self._engines.append(on_share)
 
     async def begin_turn(self) -> None:
         """Takes the device for several calls of a trainer; nothing when it is taken so already."""
@@ -52,13 +55,13 @@ class SharedDevice:
         async with self._lock:
             loop = asyncio.get_running_loop()
             begin_s = loop.time()
-            for on_hold in self._engines:
-                on_hold(True)
+            for on_share in self._engines:
+                on_share(self.left)
             try:
                 await asyncio.sleep(self.switch_s)
                 yield
                 await asyncio.sleep(self.switch_s)
             finally:
                 self.training_s += loop.time() - begin_s
-                for on_hold in self._engines:
-                    on_hold(False)
+                for on_share in self._engines:
+                    on_share(1.0)

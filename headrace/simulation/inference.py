@@ -104,7 +104,7 @@ class SimulatedInference:
         full_rate = cost.request_rates()[-1] * cost.slots
         self._prefill_work = full_rate / cost.prefill_tokens_per_s if cost.prefill_tokens_per_s else 0.0
         self._device = device or SharedDevice()
-        self._device.attach(lambda is_held: self._server.hold() if is_held else self._server.release())
+        self._device.attach(self._server.slow)
 
     def twin(self, worker: str) -> "SimulatedInference":
         """Another engine of the same kind, with devices of its own and no version yet."""

@@ -78,6 +78,7 @@ class SharedServer:
         self._clock_s = 0.0
         self._rate = 0.0
         self._holds = 0
+        self._share = 1.0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -121,6 +122,12 @@ class SharedServer:
         self._holds -= 1
         self._settle()
 
+    def slow(self, share: float) -> None:
+        """Serves at this share of the rate from now on; 0 stands still."""
+        self._advance()
+        self._share = share
+        self._settle()
+
     def _advance(self) -> None:
         now_s = asyncio.get_running_loop().time()
         elapsed_s = now_s - self._clock_s
@@ -147,9 +154,9 @@ class SharedServer:
             self._timer.cancel()
             self._timer = None
         self._rate = 0.0
-        if self._active and not self._holds:
+        if self._active and self._share > 0.0 and not self._holds:
             slow_down = 1.0 if self._half is None else 1.0 + self._context / self._half
-            self._rate = self._rates[len(self._active)] / slow_down
+            self._rate = self._share * self._rates[len(self._active)] / slow_down
             due_s = self._clock_s + max(0.0, self._departures[0][0] - self._clock) / self._rate
             self._timer = asyncio.get_running_loop().call_at(due_s, self._depart)
 

@@ -187,6 +187,21 @@ def test_generation_pauses_while_the_shared_device_trains():
     run_virtual(main())
 
 
+def test_generation_goes_on_slower_on_cores_that_the_trainer_wants_too():
+    async def main() -> None:
+        device = SharedDevice(left=0.25)
+        bench = Bench(device=device)
+        await bench.publish(0)
+        running = asyncio.create_task(collect(bench.engine, bench.request()))
+        await asyncio.sleep(4)
+        async with device.training():
+            await asyncio.sleep(20)
+        _, timing = await running
+        assert timing.generate_s == pytest.approx(4 + 20 + 1)
+
+    run_virtual(main())
+
+
 def test_every_sampled_token_is_accounted_for():
     async def main() -> None:
         load = Workload(name="w", tokens=LogNormal(mean_uncut=10.0, sigma=1.0), strata=(Stratum(name="all"),))
