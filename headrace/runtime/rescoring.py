@@ -183,7 +183,7 @@ def choose(
         if any(present):
             eligible.append(address)
     return heapq.nsmallest(count, eligible), (
-        f"{num_gone} of the run's {num_segments} sampled segments cannot be checked, their weights are gone"
+        f"{num_gone} of {num_segments} stored segments cannot be checked, their weights are gone"
     )
 
 

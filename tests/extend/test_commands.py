@@ -133,14 +133,14 @@ def test_tokens_are_scored_again_as_far_as_their_weights_are_kept(copied: Path, 
     status, text = said(capsys, "verify", "--run", copied, "--rescore", "3")
     assert status == 0, text
     assert "rescored 3 transcripts, " in " ".join(text.split())
-    assert "; 0 of the run's" in " ".join(text.split())
+    assert "; 0 of " in " ".join(text.split())
     with open_reader(copied) as reader:
         (first, *_) = [event.payload for event in reader.events_of_kind("weights_committed")]
     assert isinstance(first, WeightsCommitted)
     FileBlobs(copied / "blobs").path(first.weights).unlink()
     status, text = said(capsys, "verify", "--run", copied, "--rescore", "3")
     words = " ".join(text.split())
-    assert (status, "; 0 of the run's" in words, "their weights are gone" in words) == (1, False, True)
+    assert (status, "; 0 of " in words, "their weights are gone" in words) == (1, False, True)
     assert "PROBLEM weights of versions 0" in words
 
 

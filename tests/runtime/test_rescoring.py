@@ -40,7 +40,7 @@ def test_a_sample_is_taken_where_weights_are_stored_and_says_how_much_is_not() -
     gone = [segment for segment in segments if segment.policy and segment.policy.version != 1]
     chosen, told = choose(transcripts.items(), 3, {weights[1]})
     assert chosen == sorted(by_version[1])[:3]
-    assert told.startswith(f"{len(gone)} of the run's {len(segments)} sampled segments cannot be checked")
+    assert told.startswith(f"{len(gone)} of {len(segments)} stored segments cannot be checked")
     assert 0 < len(gone) < len(segments)
 
 
