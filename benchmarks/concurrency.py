@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.main_job import Trained, main_job, run_main_job
+from benchmarks.sitting.main_job import Trained, main_job, run_main_job
 from headrace.config import decode_config
 from headrace.records.segment import TurnGenerated
 from headrace.reporting.report import RunReport, report_run

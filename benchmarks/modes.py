@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.main_job import JOB, main_job, run_main_job
+from benchmarks.sitting.main_job import JOB, main_job, run_main_job
 from headrace.config import Config, load_config
 from headrace.control.context import Ports
 from headrace.planning.bottleneck import Demands, demands_of
@@ -42,11 +42,18 @@ from headrace.simulation.laws import Constant
 from headrace.simulation.loop import StuckLoop
 from headrace.simulation.scenario import load_scenario
 
+BOTH_CORES = ("inference.options.num_threads=2", "trainer.options.num_threads=2")
+"""Where engine and trainer never compute at the same time, each may have the cores of both."""
 RULES = {
-    "sync": ('mode="sync"',),
-    "colocate_async": ('mode="colocate_async"',),
-    "separate_async": ('mode="separate_async"',),
-    "drop": ('mode="separate_async"', "credit_batches=4", 'staleness="drop"', "max_lag=2"),
+    "sync": ('schedule.mode="sync"', *BOTH_CORES),
+    "colocate_async": ('schedule.mode="colocate_async"', *BOTH_CORES),
+    "separate_async": ('schedule.mode="separate_async"',),
+    "drop": (
+        'schedule.mode="separate_async"',
+        "schedule.credit_batches=4",
+        'schedule.staleness="drop"',
+        "schedule.max_lag=2",
+    ),
 }
 """The modes under the default policy, and the usual rule beside them: far ahead, and what comes too late is thrown away."""
 LOADS = {"ordinary": 0.0, "slow tenth": 0.1}
@@ -64,8 +71,7 @@ REACHED = 0.8
 
 def job(rule: str, seed: int, tools: Mapping[str, float], arguments: argparse.Namespace) -> Config:
     """The main job under one rule, its tools with these options."""
-    schedule = (f"schedule.{item}" for item in RULES[rule])
-    return main_job(seed, arguments.updates, tools, (*schedule, *arguments.overrides))
+    return main_job(seed, arguments.updates, tools, (*RULES[rule], *arguments.overrides))
 
 
 def bound_s(demands: Demands, rule: str) -> float:

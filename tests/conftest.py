@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from warm_policy import make_warm_policy
+
+settings.register_profile("reproducible", derandomize=True, deadline=None)
+settings.load_profile("reproducible")
 
 
 @pytest.fixture(scope="session")

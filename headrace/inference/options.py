@@ -21,6 +21,7 @@ class EngineOptions(Section, frozen=True):
     on_swap: what new weights do to a running sequence: `rebuild` computes its cache again, `keep_kv` goes on in the cache
         that older versions computed, which costs nothing and makes log-probs that no single version gives again. A
         sequence that is still prefilled starts over in either case.
+    num_threads: torch threads of the process; more than the cores that are free makes it slower, not faster.
     deterministic: log-probs of a request do not depend on what runs beside it: all slots are computed in every pass,
         prefill chunks lie at fixed positions, attended lengths are doubling buckets of a sequence's own length.
     """
@@ -36,11 +37,20 @@ class EngineOptions(Section, frozen=True):
     dtype: Literal["float32", "bfloat16"] = "float32"
     is_recorded: bool = True
     on_swap: Literal["rebuild", "keep_kv"] = "rebuild"
+    num_threads: int = 1
     deterministic: bool = False
 
     def check(self) -> None:
         """Raises ConfigError for a value out of its bounds."""
-        for name in ("slots", "context", "prefill_chunk", "prefill_budget", "cache_bucket", "shared_prefix_min"):
+        for name in (
+            "slots",
+            "context",
+            "prefill_chunk",
+            "prefill_budget",
+            "cache_bucket",
+            "shared_prefix_min",
+            "num_threads",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"inference.options.{name} is {getattr(self, name)}; it must be at least 1")
         if self.context < 2:

@@ -60,7 +60,7 @@ class Engine:
 
     async def start(self, policy: Path, blobs: Path) -> Child:
         """Its child, once it has said hello. Raises ProcessError."""
-        settings = EngineSettings(self.section.options, str(policy), str(blobs), threads=1)
+        settings = EngineSettings(self.section.options, str(policy), str(blobs))
         argv = [self.python, *command(self.module, settings)[1:]]
         env = {"OMP_NUM_THREADS": "1"}
         return await Child.start(WORKER, argv, start_timeout_s=self.start_timeout_s, env=env)

@@ -20,7 +20,7 @@ def expressions() -> st.SearchStrategy[str]:
 
 
 @given(expressions().filter(lambda text: len(text) <= 200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_integer_expressions_agree_with_python(expression: str) -> None:
     try:
         expected = str(eval(expression))
@@ -49,7 +49,7 @@ def test_base_conversion_there_and_back_changes_nothing(value: int, base: int, o
 
 
 @given(st.text(max_size=220) | st.text("0123456789+-*/%().,'abcdefgl \t\n", max_size=220))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_any_text_gives_a_result_or_a_short_objection(text: str) -> None:
     try:
         assert len(calculate(text)) <= 2 * 1234 + 1

@@ -133,7 +133,7 @@ def test_a_turn_that_two_versions_sampled_is_shown_again_as_one() -> None:
 turns = st.lists(st.sampled_from([BLANK, THINKING, BARE, MISTAKE]), max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(turns, st.booleans())
 def test_every_sampled_token_is_trained_once_with_its_own_context_and_no_other_is(
     said: list[Said], is_user: bool

@@ -159,7 +159,7 @@ def test_a_call_behind_a_thought_runs_and_one_inside_it_does_not() -> None:
     assert (inside.status, inside.text) == (ParseStatus.FINAL, "5")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

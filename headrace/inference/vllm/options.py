@@ -17,7 +17,7 @@ class VllmOptions(Section, frozen=True):
     dtype: of weights and cache.
     on_swap: what new weights do to a running sequence: `rebuild` ends it in the server and goes on with its tokens as
         a prefix, under the new version; `keep_kv` freezes it and lets it go on with the cache of the old one.
-    threads: OpenMP threads of the server.
+    num_threads: OpenMP threads of the server.
     start_timeout_s: how long the server may take until it answers.
     """
 
@@ -28,12 +28,12 @@ class VllmOptions(Section, frozen=True):
     cache_gib: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     on_swap: Literal["rebuild", "keep_kv"] = "rebuild"
-    threads: int = 1
+    num_threads: int = 1
     start_timeout_s: float = 300.0
 
     def check(self) -> None:
         """Raises ConfigError for a value out of its bounds, and when there is no such interpreter."""
-        for name in ("slots", "cache_gib", "threads"):
+        for name in ("slots", "cache_gib", "num_threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"inference.options.{name} is {getattr(self, name)}; it must be at least 1")
         if self.context < 2:

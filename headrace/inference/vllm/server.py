@@ -108,5 +108,5 @@ def _environment(options: VllmOptions, folder: str) -> Mapping[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and weight updates are behind it
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "OMP_NUM_THREADS": str(options.threads),
+        "OMP_NUM_THREADS": str(options.num_threads),
     }

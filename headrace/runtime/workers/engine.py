@@ -17,8 +17,8 @@ from headrace.store.blobs import FileBlobs
 def main() -> None:
     """Serves one engine."""
     settings, fd = parse(EngineSettings)
-    torch.set_num_threads(settings.threads)
     options = decode_options(settings.options, EngineOptions, "inference.options")
+    torch.set_num_threads(options.num_threads)
     blobs = FileBlobs(Path(settings.blobs))
     core = EngineCore(options, Path(settings.policy), blobs.path, time.monotonic)
     serve_engine(core, Server(fd))

@@ -16,13 +16,11 @@ class EngineSettings(msgspec.Struct, frozen=True):
     options: `EngineOptions` as plain values.
     policy: folder with the model's configuration.
     blobs: folder of weights by content address.
-    threads: torch threads.
     """
 
     options: dict[str, Any]
     policy: str
     blobs: str
-    threads: int
 
 
 class TrainerSettings(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from headrace.reporting.report import RunReport, report_run
 from headrace.runtime.local import LocalRun, run_local
 from headrace.store.reader import open_reader
 
-JOB = Path(__file__).parents[1] / "examples" / "arithmetic" / "train.toml"
+JOB = Path(__file__).parents[2] / "examples" / "arithmetic" / "train.toml"
 
 
 def main_job(seed: int, updates: int, tools: Mapping[str, float], overrides: Sequence[str]) -> Config:
