@@ -124,7 +124,8 @@ class OwnerPen:
 
     def record(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         """Sequence number of the event. Raises OwnerFenced."""
-        self.require(payload)
+        if self._recorder.owner(self._episode) > self._token:
+            self.require(payload)
         return self._recorder.record(payload, key=key, cause=cause, rows=rows)
 
     def require(self, what: Payload | str) -> None:

@@ -6,7 +6,7 @@ the verdict.
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -17,12 +17,8 @@ T = TypeVar("T")
 Read = Callable[[Address], bytes]
 """Bytes of a sealed row; raises KeyError when there is none."""
 
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
-
-
-def canonical_bytes(record: Any) -> bytes:
-    """The one byte string that stands for a record: msgpack, fields in their declared order, mappings sorted."""
-    return _ENCODER.encode(record)
+canonical_bytes: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder(order="deterministic").encode
+"""The one byte string that stands for a record: msgpack, fields in their declared order, mappings sorted."""
 
 
 def address_of(data: bytes) -> Address:

@@ -43,14 +43,20 @@ def lag_of(trajectories: Sequence[Sampled], version: int) -> Lag:
     Example: 10 tokens of version 3 and 30 of version 5, trained at 6, lag 3 at the oldest, 1 at the newest, 1.5 in the
     mean, with a span of 2.
     """
-    counts = [pair for trajectory in trajectories for pair in trajectory.tokens if pair[1] > 0]
-    if not counts:
+    versions: list[int] = []
+    total = behind = span = 0
+    for trajectory in trajectories:
+        if not trajectory.tokens:
+            continue
+        span = max(span, trajectory.tokens[-1][0] - trajectory.tokens[0][0])
+        for sampled, tokens in trajectory.tokens:
+            if tokens > 0:
+                versions.append(sampled)
+                total += tokens
+                behind += (version - sampled) * tokens
+    if not versions:
         return Lag(-1, -1, -1.0, 0)
-    versions = [sampled for sampled, _ in counts]
-    total = sum(tokens for _, tokens in counts)
-    mean = sum((version - sampled) * tokens for sampled, tokens in counts) / total
-    span = max(t.tokens[-1][0] - t.tokens[0][0] for t in trajectories if t.tokens)
-    return Lag(version - min(versions), version - max(versions), mean, span)
+    return Lag(version - min(versions), version - max(versions), behind / total, span)
 
 
 def must_train_now(versions: Sequence[int], version: int, max_lag: int, batch_groups: int) -> int:

@@ -18,7 +18,6 @@ from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
 from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
-from headrace.records.streams import stream
 from headrace.records.update import Activation, Standstill
 from headrace.simulation import tokens
 from headrace.simulation.costs import EngineCost
@@ -294,7 +293,7 @@ class SimulatedInference:
         self._read(policy, weights)
         if self._staged.get(policy.version, weights) != weights or self._held.get(policy.version, weights) != weights:
             raise _rejected(f"{policy} is there already with other contents")
-        score = float(stream(self._draws.seed, "engine", self._worker, "stage", policy.version).standard_normal())
+        score = self._draws.score("engine", self._worker, "stage", policy.version)
         await self._pending.spend(
             self._cost.stage_s.at(score),
             timeout_s,

@@ -29,13 +29,16 @@ class CountingJournal:
         self._hash = hashlib.sha256()
         self._unhashed: list[str] = []
         self._time = asyncio.get_running_loop().time
+        self._now_s, self._now = -1.0, ""
 
     def append(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         self._seq += 1
         for row in rows:
             if row.kind == _KEPT_KIND:
                 self._keep(row)
-        self._unhashed.append(f"{kind_of(payload)} {key} {self._time()}\n")
+        if (now_s := self._time()) != self._now_s:
+            self._now_s, self._now = now_s, str(now_s)
+        self._unhashed.append(f"{kind_of(payload)} {key} {self._now}\n")
         if len(self._unhashed) == _HASHED_AT_ONCE:
             self._take_up()
         return self._seq

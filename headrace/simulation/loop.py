@@ -127,12 +127,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         if self._is_closed:
             raise RuntimeError("Event loop is closed")
-        if math.isnan(when):
+        if when != when:  # noqa: PLR0124 - NaN alone is not itself
             raise ValueError("call_at(nan): a timer needs a time")
         timer = VirtualTimer(when, callback, args, self, context=context)
         if when != math.inf:  # a timer at infinity never fires
             timer._scheduled = True
-            heapq.heappush(self._timers, (max(round(when * _NS), self._now_ns), self.next_birth(), timer))
+            self._births += 1
+            when_ns = round(when * _NS)
+            heapq.heappush(self._timers, (when_ns if when_ns > self._now_ns else self._now_ns, self._births, timer))
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

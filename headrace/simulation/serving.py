@@ -43,7 +43,10 @@ class Job:
         """Tokens of it that are sampled, as a real number, when the work clock stands there."""
         if self.start is None:
             return 0.0
-        return min(max(0.0, work_clock - self.start - self.prefill), self.work)
+        sampled = work_clock - self.start - self.prefill
+        if sampled <= 0.0:
+            return 0.0
+        return sampled if sampled < self.work else self.work
 
 
 class SharedServer:

@@ -326,6 +326,10 @@ class Draws:
             is_flipped=flip < workload.verdict_flip,
         )
 
+    def score(self, *names: str | int) -> float:
+        """The first standard normal number of a stream that somebody else names."""
+        return float(self._streams.at(*names).standard_normal())
+
     def _tokens(self, index: int, task: TaskDraw, noise: float) -> float:
         workload = self.workload
         if workload.trace:

@@ -242,7 +242,8 @@ class GroupCommitJournal:
         batch.entries.append(Entry(event, data, head, tuple(rows)))
         for row in rows:
             batch.rows[row.address] = row.data
-        if durability(payload) is Durability.DURABLE or len(batch.entries) >= self._policy.max_pending:
+        # A full batch is wanted once: what comes after it goes with it.
+        if durability(payload) is Durability.DURABLE or len(batch.entries) == self._policy.max_pending:
             self._want(seq)
         elif self._timer is None and self._committer is None:
             self._arm()
