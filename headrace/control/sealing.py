@@ -4,6 +4,8 @@ Invariant: what is sealed passed `Transcript.check` (equal lengths, versions tha
 `Harness.check` (the ids are those of the texts and calls on record, and only the template placed control tokens).
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from headrace.control.past import AttemptPast
@@ -129,11 +131,13 @@ class Sealer:
             IntegrityError: when the trace breaks a law of sealing.
         """
         artifact = [sealed_row("artifact", trace.artifact)] if trace.artifact else []
+        paths = (*trace.left, trace.present())
+        policies = self._policies(trace.episode, paths)
         transcript = Transcript(
             episode=trace.episode,
             task=trace.task_address,
-            provenance=Provenance(trace.task_address, self._policies(trace), self._harness.version, self._environment),
-            paths=(*trace.left, trace.present()),
+            provenance=Provenance(trace.task_address, policies, self._harness.version, self._environment),
+            paths=paths,
             actions=tuple(trace.actions),
             terminal=terminal,
             limits_hit=tuple(trace.limits_hit),
@@ -183,10 +187,9 @@ class Sealer:
         verdicts = tuple(msgspec.msgpack.decode(read(address), type=Verdict) for address in past.verdicts)
         return Sealed(transcript, sealed.transcript, artifact, verdicts)
 
-    def _policies(self, trace: EpisodeTrace) -> tuple[PolicyVersion, ...]:
-        paths = (*trace.left, trace.present())
+    def _policies(self, episode: EpisodeId, paths: Sequence[Path]) -> tuple[PolicyVersion, ...]:
         found = {segment.policy for path in paths for segment in path.segments if segment.policy is not None}
         missing = [policy for policy in found if policy.version not in self._weights]
         if missing:
-            raise IntegrityError(f"{trace.episode}: sampled by {missing[0]}, which was never committed")
+            raise IntegrityError(f"{episode}: sampled by {missing[0]}, which was never committed")
         return tuple(PolicyVersion(p.policy_id, p.version, self._weights[p.version]) for p in sorted(found))

@@ -159,7 +159,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
     @property
     def num_tokens(self) -> int:
         """Tokens of all paths, shared prefixes counted once."""
-        return sum([num_tokens(path.segments) for path in self.paths])
+        return num_tokens([segment for path in self.paths for segment in path.segments])
 
     @property
     def versions(self) -> tuple[int, ...]:
