@@ -9,7 +9,7 @@ Dimensions: as in `cache`; V vocabulary.
 
 import warnings
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.jit import optimized_execution  # pyright: ignore[reportPrivateImportUsage]
@@ -75,7 +75,7 @@ class Forward:
 
     def __init__(self, model: PreTrainedModel, shape: CacheShape, *, is_recorded: bool) -> None:
         self.num_unrecorded = 0
-        self._pass = _Pass(model)
+        self._pass = _Pass(model).eval()
         self._shape = shape
         self._is_recorded = is_recorded
         self._recordings: dict[tuple[bool, bool], Callable[..., torch.Tensor]] = {}
@@ -101,9 +101,7 @@ class Forward:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about the very things that the trials check
-                recording = cast(
-                    "Callable[..., torch.Tensor]", torch.jit.trace(self._pass, made_from, check_trace=False)
-                )
+                recording = self._frozen(torch.jit.trace(self._pass, made_from, check_trace=False))
             with optimized_execution(False):
                 if all(torch.equal(recording(*trial), self._pass(*trial)) for trial in others):
                     return recording
@@ -111,6 +109,11 @@ class Forward:
             pass  # what cannot be recorded is called as it is
         self.num_unrecorded += 1
         return self._pass
+
+    def _frozen(self, recording: Any) -> Callable[..., torch.Tensor]:
+        """The recording as one flat graph, without steps whose outcome is always the same."""
+        # Weights are named, or two that are equal now would become one constant.
+        return torch.jit.freeze(recording, preserved_attrs=list(self._pass.state_dict()), optimize_numerics=False)
 
     def _trial(self, seed: int, *, num_rows: int, width: int, is_copied: bool) -> tuple[torch.Tensor, ...]:
         """Inputs of a pass over a small cache of random contents."""

@@ -51,7 +51,9 @@ def test_behaviour_equals_a_full_forward_of_every_architecture(tmp_path: Path, k
     core = EngineCore(options, tmp_path, folder.weights_path, lambda: 0.0)
     for version in range(3):  # the third is loaded into the memory of the first
         torch.manual_seed(version)
-        models.append(AutoModelForCausalLM.from_config(config).eval())
+        models.append(AutoModelForCausalLM.from_config(config).eval().requires_grad_(False))
+        for parameter in models[version].parameters():  # norms and biases are all alike in the first, and differ later
+            parameter.add_(0.1 * version * torch.rand_like(parameter))
         core.stage(PolicyRef(POLICY, version), folder.write(models[version].state_dict()))
         core.activate(PolicyRef(POLICY, version), frozenset())
         prompts = [some_ids(length, length) for length in (1, 17, 40)]
