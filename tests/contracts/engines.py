@@ -60,14 +60,22 @@ class Subject:
     versions: Iterator[int] = dataclasses.field(default_factory=itertools.count)
     names: Iterator[int] = dataclasses.field(default_factory=itertools.count)
     version: int = -1
+    made: list[tuple[int, Address]] = dataclasses.field(default_factory=list)
 
     def request(self, **changes: object) -> GenerateRequest:
         changes.setdefault("max_tokens", self.max_tokens)
         return request(f"train.{next(self.names)}.0.0/0", self.prefix, **changes)
 
+    def make(self, count: int) -> None:
+        """Weights of the next versions: on a busy machine they take longer than a turn that runs meanwhile."""
+        self.made += [(version, self.weights(version)) for version in itertools.islice(self.versions, count)]
+
     async def stage(self) -> PolicyRef:
-        policy = PolicyRef(POLICY, next(self.versions))
-        await self.inference.stage(policy, self.weights(policy.version), TIMEOUT_S)
+        if not self.made:
+            self.make(1)
+        version, weights = self.made.pop(0)
+        policy = PolicyRef(POLICY, version)
+        await self.inference.stage(policy, weights, TIMEOUT_S)
         return policy
 
     async def publish(self, *keep: int) -> int:

@@ -6,13 +6,14 @@ within one subject, so a scenario may run on an engine that has served others.
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 import numpy as np
 import pytest
 from contracts.engines import CONTEXT, ENGINES, OPTIONS, TIMEOUT_S, VLLM_CONTEXT, Subject
-from tiny_policy import POLICY, PolicyFolder
+from tiny_policy import POLICY, VOCABULARY, PolicyFolder, prompt
 from vllm_case import NEEDS_VLLM
 
 from headrace.errors import InferenceError, Outcome
@@ -106,9 +107,20 @@ def test_many_requests_at_once_all_end(run: Run) -> None:
     run(scenario)
 
 
+def test_prompts_that_together_are_longer_than_a_step_all_get_their_tokens(run: Run) -> None:
+    async def scenario(subject: Subject) -> None:
+        prompts = [prompt(*np.roll(np.arange(400) % VOCABULARY, index).tolist()) for index in range(OPTIONS.slots)]
+        requests = [dataclasses.replace(subject, prefix=prefix).request(max_tokens=2) for prefix in prompts]
+        turns = await asyncio.gather(*map(subject.turn, requests))
+        assert [sum(map(len, segments)) for segments, _ in turns] == [2] * OPTIONS.slots
+
+    run(scenario)
+
+
 def test_new_weights_cut_a_running_turn_and_versions_never_fall(run: Run) -> None:
     async def scenario(subject: Subject) -> None:
         before = subject.version
+        subject.make(3)
         turn = await subject.start(subject.request())
         for _ in range(3):
             await subject.turn(subject.request(max_tokens=2))  # behind it in line, so it has gone on meanwhile

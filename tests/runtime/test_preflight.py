@@ -1,6 +1,7 @@
 """What does not fit is named with value, bound and remedy before anything is loaded."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def test_the_example_fits_and_says_how() -> None:
 def test_lengths_that_contradict_each_other_are_refused(override: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         fits(config(override), [60], 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("python", "told"), [("/nowhere/python", "does not run"), (sys.executable, "lacks vllm")], ids=["none", "no vLLM"]
+)
+def test_an_interpreter_that_cannot_run_vllm_is_refused(python: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        fits(config("inference.kind=vllm", f'inference.options.python="{python}"'), [60], 8 * GIB)
 
 
 def test_everything_that_does_not_fit_is_named_at_once() -> None:

@@ -46,7 +46,8 @@ class VllmClient:
 
     def __init__(self, socket_path: str) -> None:
         """Inside a running event loop."""
-        connector = aiohttp.UnixConnector(socket_path, limit=0)
+        # The server closes what was idle for five seconds; a request that meets that moment would be lost.
+        connector = aiohttp.UnixConnector(socket_path, force_close=True, limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
         self._session = aiohttp.ClientSession("http://engine", connector=connector, timeout=timeout)
 
@@ -123,10 +124,13 @@ class VllmClient:
 
 def server_arguments(model: str, socket_path: str, *, slots: int, context: int, dtype: str) -> list[str]:
     """Arguments of `vllm.entrypoints.openai.api_server`. Weights are random until the first version is loaded."""
+    # No chunked prefill: on a CPU, a request that has a seed and whose prompt was cut by a full step ends the server with
+    # "CPU Generator does not use offset" (vLLM 0.32, gpu_model_runner.py, _bookkeeping_sync).
     return [
         *("--model", model, "--load-format", "dummy", "--skip-tokenizer-init", "--generation-config", "vllm"),
         *("--dtype", dtype, "--enforce-eager", "--max-model-len", str(context), "--max-num-seqs", str(slots)),
-        *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--uds", socket_path),
+        *("--no-enable-chunked-prefill", "--enable-scale-out"),
+        *("--logprobs-mode", "processed_logprobs", "--uds", socket_path),
         *("--weight-transfer-config", f'{{"backend": "{BACKEND}"}}', "--disable-uvicorn-access-log"),
     ]
 

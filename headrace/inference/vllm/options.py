@@ -1,10 +1,16 @@
 """What the vLLM engine can be told."""
 
-from pathlib import Path
+import functools
+import subprocess
 from typing import Literal
 
 from headrace.config import Section
 from headrace.errors import ConfigError
+from headrace.processes.child import MINIMAL_ENV
+
+_NEEDED = ("vllm", "aiohttp", "apsw", "headrace")
+_LOOK = f"from importlib.util import find_spec; print(*[name for name in {_NEEDED} if not find_spec(name)])"
+_LOOK_S = 60.0
 
 
 class VllmOptions(Section, frozen=True):
@@ -32,14 +38,30 @@ class VllmOptions(Section, frozen=True):
     start_timeout_s: float = 300.0
 
     def check(self) -> None:
-        """Raises ConfigError for a value out of its bounds, and when there is no such interpreter."""
+        """Raises ConfigError for a value out of its bounds, and for an interpreter that does not run or lacks a module."""
         for name in ("slots", "cache_gib", "num_threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"inference.options.{name} is {getattr(self, name)}; it must be at least 1")
         if self.context < 2:
             raise ConfigError(f"inference.options.context is {self.context}; a prefix and one token need at least 2")
-        if not Path(self.python).exists():
+        problem = _problem_of(self.python)
+        if problem:
             raise ConfigError(
-                f"inference.options.python is {self.python!r}, which does not exist; `make vllm` installs vLLM into "
-                ".venv-vllm, or name another interpreter that has it"
+                f"inference.options.python is {self.python!r}, {problem}; it must be an interpreter that has "
+                f"{', '.join(_NEEDED)}; `make vllm` makes one in .venv-vllm"
             )
+
+
+@functools.cache
+def _problem_of(python: str) -> str | None:
+    """What an engine would miss there. Nothing is imported: vLLM takes seconds."""
+    try:
+        found = subprocess.run(
+            [python, "-c", _LOOK], env=MINIMAL_ENV, capture_output=True, text=True, timeout=_LOOK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"which does not run: {error}"
+    if found.returncode:
+        return f"which ended with status {found.returncode}: {found.stderr.strip()[-200:]}"
+    missing = found.stdout.split()
+    return f"which lacks {', '.join(missing)}" if missing else None

@@ -81,6 +81,11 @@ class VllmServer:
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def kill_all(self) -> None:
+        """Kills the server, everything that it started and this process, at once, and leaves no file behind."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
     def wait_dead(self) -> int:
         """Its exit status, once it is gone; blocks."""
         return self._process.wait()
@@ -93,11 +98,6 @@ class VllmServer:
             await asyncio.sleep(_ASK_AGAIN_S)
 
 
-def kill_group() -> None:
-    """Kills this process and everything that it started."""
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def _environment(options: VllmOptions, folder: str) -> Mapping[str, str]:
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -107,6 +107,6 @@ def _environment(options: VllmOptions, folder: str) -> Mapping[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(options.cache_gib),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and weight updates are behind it
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",  # what it says last is quoted when it dies
         "OMP_NUM_THREADS": str(options.num_threads),
     }
