@@ -199,7 +199,7 @@ class Child:
             self._forget(call_id)
 
     def wait_lost(self) -> Awaitable[str]:
-        """Why the child is gone, once it is. Nobody has to await it."""
+        """Which child is gone and why, once it is. Nobody has to await it."""
         return asyncio.shield(self._lost)
 
     async def close(self, grace_s: float = 2.0) -> None:
@@ -221,8 +221,8 @@ class Child:
         """Id of the call, which is registered and on its way."""
         await self._channel.writable()
         if self._lost.done() or self._channel.broken.done():
-            reason = self._lost.result() if self._lost.done() else self._channel.broken.result()
-            raise ProcessError(f"{self.name}: {method} was not sent: {reason}", Outcome.REJECTED)
+            gone = self._lost.result() if self._lost.done() else f"{self.name}: {self._channel.broken.result()}"
+            raise ProcessError(f"{method} was not sent: {gone}", Outcome.REJECTED)
         call_id = self._last_call + 1
         try:
             data = encode_frame(Frame(Kind.CALL, call_id, method, payload))
@@ -318,7 +318,7 @@ class Child:
         await self._output.drained(timeout_s=EXIT_GRACE_S)
         reason = self._reason(status)
         self._channel.close(reason)
-        self._lost.set_result(reason)
+        self._lost.set_result(f"{self.name}: {reason}")
         if self._silence_timer is not None:
             self._silence_timer.cancel()
         calls, self._calls = self._calls, {}
