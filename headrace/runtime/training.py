@@ -74,11 +74,14 @@ def _run(run: LocalRun, progress: Progress, console: Console) -> int:
     folder = run.folder
     try:
         is_stopped = asyncio.run(_until_told(run, progress))
+    except (HeadraceError, KeyboardInterrupt):
+        if (folder / JOURNAL).is_file():
+            console.print(_go_on(folder), soft_wrap=True)
+        raise
     finally:
         progress.close()
     if is_stopped:
-        goes_on = (folder / JOURNAL).is_file()
-        remedy = f"go on with:  headrace train --resume {folder}" if goes_on else "it had not begun; start it again"
+        remedy = _go_on(folder) if (folder / JOURNAL).is_file() else "it had not begun; start it again"
         console.print(f"stopped by SIGTERM; {remedy}", soft_wrap=True)
         return STOPPED
     write_report(folder, folder / "report.html")
@@ -86,6 +89,10 @@ def _run(run: LocalRun, progress: Progress, console: Console) -> int:
         f"\nlook closer:  headrace show train.0.0.0 --run {folder}    headrace verify --run {folder}", soft_wrap=True
     )
     return 0
+
+
+def _go_on(folder: Path) -> str:
+    return f"go on with:  headrace train --resume {folder}"
 
 
 class Silence:
