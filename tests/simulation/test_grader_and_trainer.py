@@ -296,11 +296,11 @@ def test_drift_grows_with_lag_and_leaves_the_mean_weight_at_one():
 def test_updates_on_a_shared_device_hold_it_for_their_whole_time():
     async def main() -> None:
         device = SharedDevice(switch_s=1.0)
-        held: list[tuple[float, bool]] = []
-        device.attach(lambda is_held: held.append((now(), is_held)))
+        shares: list[tuple[float, float]] = []
+        device.attach(lambda share: shares.append((now(), share)))
         lab = Lab(COST, [transcript([(0, 30)])], device)
         await lab.trainer.update(lab.plan(), 100)
-        assert held == [(0.0, True), (pytest.approx(50.0), False)]
+        assert shares == [(0.0, 0.0), (pytest.approx(50.0), 1.0)]
 
     run_virtual(main())
 
