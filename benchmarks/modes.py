@@ -71,7 +71,7 @@ REACHED = 0.8
 
 def job(rule: str, seed: int, tools: Mapping[str, float], arguments: argparse.Namespace) -> Config:
     """The main job under one rule, its tools with these options."""
-    return main_job(seed, arguments.updates, tools, (*RULES[rule], *arguments.overrides))
+    return main_job(seed, arguments.updates, tools, ("checkpoint.every_updates=0", *RULES[rule], *arguments.overrides))
 
 
 def bound_s(demands: Demands, rule: str) -> float:
