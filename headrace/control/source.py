@@ -48,7 +48,12 @@ class SourceLoop:
         """Why nothing is admitted at present."""
         version, outstanding = self._context.versions.current, self._collector.outstanding
         state = AdmissionState(outstanding, self._max_outstanding, version, self.is_exhausted)
-        return self._admission.hold_reason(state) or self._is_held()
+        return self._admission.hold_reason(state) or self._broken_reason()
+
+    def _broken_reason(self) -> str | None:
+        """Attempts of running groups try what is broken again; with none left a new group has to."""
+        reason = self._is_held()
+        return reason if reason is not None and self._collector.running() else None
 
     def limit(self, max_outstanding: int) -> None:
         """Groups that may hold a slot from now on; those that hold one keep it."""

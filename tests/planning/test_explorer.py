@@ -129,6 +129,13 @@ def test_a_large_sweep_that_never_was_somewhere_fails() -> None:
     assert "never:" in render_sweep(whole)
 
 
+def test_a_broken_environment_that_no_attempt_is_left_to_try_is_tried_by_a_new_group() -> None:
+    crash = '{"worker":"environment","kind":"crash","method":"execute","call":10,"delay_s":0.07}'
+    found = run_case(parse_case(f'{{"seed":1364,"world":"external","faults":[{crash}]}}'))
+    assert found.violations == ()
+    assert found.lives == ("completed",)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
