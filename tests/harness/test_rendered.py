@@ -195,7 +195,7 @@ def test_a_truncated_turn_seals_and_nothing_may_follow_it() -> None:
 
 def test_every_process_gives_the_same_version_and_every_option_another() -> None:
     code = "from family_case import qwen3; print(qwen3().version)"
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONHASHSEED": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "PYTHONHASHSEED": "1"}
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     ).stdout.strip()

@@ -1,11 +1,14 @@
 """Own templates show each verdict; the corpus is the one that docs/templates.md is made of."""
 
 import pytest
+from optional_case import needs
 
 from headrace.harness.forks import find_fork
 from headrace.harness.templates import Verdict, report_template
 from headrace.records.trajectory import ForkCause
 from labs import templates
+
+peers, needs_trl = needs("trl", requirements="requirements/fixtures.txt")
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}"
@@ -56,11 +59,8 @@ def test_the_same_text_in_other_tokens_is_a_fork() -> None:
     assert find_fork([1, 2], [3, 4, 5], before_text="ab", after_text="abc") == (0, ForkCause.HISTORY_REWRITTEN)
 
 
-@pytest.mark.peers
-@pytest.mark.skipif(
-    templates.installed() is None,
-    reason="trl is not installed: pip install --no-deps -r requirements/fixtures.txt",
-)
+@peers
+@needs_trl
 def test_the_page_about_real_templates_is_current_and_tells_qwen3_from_its_training_patch() -> None:
     corpus = templates.installed()
     assert corpus is not None

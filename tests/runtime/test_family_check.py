@@ -1,6 +1,5 @@
 """A family of the renderers package through a whole check: real sandbox, real grader, every transcript sealed."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -8,17 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from optional_case import needs
+
+pytestmark = [pytest.mark.slow, *needs("renderers", requirements="requirements/renderers.txt")]
 
 QWEN3 = Path(__file__).parent.parent / "fixtures" / "qwen3"
 ARITHMETIC = Path(__file__).parent.parent.parent / "examples" / "arithmetic" / "train.toml"
 
 
-@pytest.mark.peers
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("renderers") is None,
-    reason="the package renderers is not installed: pip install --no-deps -r requirements/renderers.txt",
-)
 def test_qwen3_plays_the_arithmetic_tasks_and_nothing_but_the_policy_fails(tmp_path: Path) -> None:
     for file in QWEN3.iterdir():
         shutil.copy(file, tmp_path)

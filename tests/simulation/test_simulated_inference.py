@@ -170,9 +170,13 @@ def test_nothing_is_served_before_a_version_is_active_nor_after_a_crash():
     run_virtual(main())
 
 
-def test_generation_pauses_while_the_shared_device_trains():
+@pytest.mark.parametrize(
+    ("device", "generate_s"),
+    [(SharedDevice(switch_s=0.5), 4 + 0.5 + 20 + 0.5 + 6), (SharedDevice(left=0.25), 4 + 20 + 1)],
+    ids=["takes turns", "goes on slower"],
+)
+def test_generation_beside_a_trainer_on_the_same_devices(device: SharedDevice, generate_s: float):
     async def main() -> None:
-        device = SharedDevice(switch_s=0.5)
         bench = Bench(device=device)
         await bench.publish(0)
         running = asyncio.create_task(collect(bench.engine, bench.request()))
@@ -181,23 +185,8 @@ def test_generation_pauses_while_the_shared_device_trains():
             await asyncio.sleep(20)
         segments, timing = await running
         assert [len(segment) for segment in segments] == [10]
-        assert timing.generate_s == pytest.approx(10 + 20 + 2 * 0.5)
-        assert device.training_s == pytest.approx(21)
-
-    run_virtual(main())
-
-
-def test_generation_goes_on_slower_on_cores_that_the_trainer_wants_too():
-    async def main() -> None:
-        device = SharedDevice(left=0.25)
-        bench = Bench(device=device)
-        await bench.publish(0)
-        running = asyncio.create_task(collect(bench.engine, bench.request()))
-        await asyncio.sleep(4)
-        async with device.training():
-            await asyncio.sleep(20)
-        _, timing = await running
-        assert timing.generate_s == pytest.approx(4 + 20 + 1)
+        assert timing.generate_s == pytest.approx(generate_s)
+        assert device.training_s == pytest.approx(20 + 2 * device.switch_s)
 
     run_virtual(main())
 
