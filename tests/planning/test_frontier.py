@@ -6,7 +6,7 @@ from planning.scenarios import small
 
 from headrace.planning.experiment import Cell, Measured, run_cell
 from headrace.planning.frontier import REFERENCES, Reference, covering, frontier
-from headrace.planning.rollout import FOUND, RULES, asynchronous
+from headrace.planning.rollout import FOUND, RULES, SYNC, asynchronous
 from headrace.simulation.scenario import Scenario, load_scenario
 
 
@@ -17,6 +17,17 @@ def measure(schedule: dict[str, object], updates: int, of: Scenario | None = Non
 @pytest.fixture(scope="module")
 def slow_and_fast() -> tuple[Measured, Measured]:
     return measure(asynchronous(1), 12, small()), measure(asynchronous(6), 12, small())
+
+
+def test_cores_that_engine_and_trainer_want_at_once_slow_a_run_that_overlaps_them() -> None:
+    engine = msgspec.structs.replace(small().engine, while_training=0.25)
+    contended = msgspec.structs.replace(small(), engine=engine)
+    (sync, same_sync), (ahead, same_ahead) = (
+        [measure(schedule, 6, scenario).outcome.makespan_s for scenario in (small(), contended)]
+        for schedule in (SYNC, asynchronous(2))
+    )
+    assert same_sync == pytest.approx(sync)
+    assert same_ahead > 1.1 * ahead
 
 
 def test_a_cell_that_another_one_beats_everywhere_is_not_on_the_frontier(
