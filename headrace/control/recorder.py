@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from headrace.errors import Outcome, OwnerFenced
 from headrace.ports import Journal, Row
 from headrace.records.events import Event, Payload, kind_of
@@ -17,7 +19,12 @@ from headrace.records.update import UpdateCompleted
 
 Observer = Callable[[Event], None]
 NOTHING: Mapping[tuple[str, str], int] = {}
-_NOBODY = LeaseToken(0)
+
+
+class _Owner(msgspec.Struct):
+    """Token of the newest owner of an attempt; every pen of the attempt looks at the same one."""
+
+    token: LeaseToken
 
 
 def sealed_row(kind: str, record: Any) -> Row:
@@ -52,7 +59,7 @@ class Recorder:
         self._recorded = recorded
         self._time = asyncio.get_running_loop().time
         self._start_s = self._time() - start_ns / 1e9
-        self._owners: dict[EpisodeId, LeaseToken] = {}
+        self._owners: dict[EpisodeId, _Owner] = {}
         self.updates = 0
         self.last_seq = 0
 
@@ -75,13 +82,11 @@ class Recorder:
                 observer(event)
         return seq
 
-    def claim(self, episode: EpisodeId, token: LeaseToken) -> None:
-        """An attempt has this owner from now on, unless a newer one was known."""
-        self._owners[episode] = max(token, self._owners.get(episode, token))
-
-    def owner(self, episode: EpisodeId) -> LeaseToken:
-        """Token of the newest owner of an attempt that is not over."""
-        return self._owners.get(episode, _NOBODY)
+    def claim(self, episode: EpisodeId, token: LeaseToken) -> _Owner:
+        """The attempt's owner, which is this one from now on, unless a newer one was known."""
+        owner = self._owners.setdefault(episode, _Owner(token))
+        owner.token = max(token, owner.token)
+        return owner
 
     def forget(self, episode: EpisodeId) -> None:
         """The attempt is over."""
@@ -109,13 +114,13 @@ class OwnerPen:
         token: of the owner's lease.
     """
 
-    __slots__ = ("_episode", "_recorder", "_token")
+    __slots__ = ("_episode", "_owner", "_recorder", "_token")
 
     def __init__(self, recorder: Recorder, episode: EpisodeId, token: LeaseToken) -> None:
         self._recorder = recorder
         self._episode = episode
         self._token = token
-        recorder.claim(episode, token)
+        self._owner = recorder.claim(episode, token)
 
     @property
     def elapsed_s(self) -> float:
@@ -124,13 +129,13 @@ class OwnerPen:
 
     def record(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         """Sequence number of the event. Raises OwnerFenced."""
-        if self._recorder.owner(self._episode) > self._token:
+        if self._owner.token > self._token:
             self.require(payload)
         return self._recorder.record(payload, key=key, cause=cause, rows=rows)
 
     def require(self, what: Payload | str) -> None:
         """Raises OwnerFenced, with a record of it, when the attempt has a newer owner."""
-        newest = self._recorder.owner(self._episode)
+        newest = self._owner.token
         if newest > self._token:
             detail, kind = f"token {self._token} after {newest}", what if isinstance(what, str) else kind_of(what)
             self.refused("journal", kind, detail)

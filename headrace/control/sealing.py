@@ -170,7 +170,7 @@ class Sealer:
                 terminal=terminal_name(terminal),
                 sampled_tokens=transcript.num_sampled_tokens,
                 total_tokens=transcript.num_tokens,
-                versions=transcript.versions,
+                versions=tuple(sorted({policy.version for policy in policies})),
             ),
             key=str(trace.episode),
             cause=cause,

@@ -5,15 +5,18 @@ the template opened one, and what ran is what the sampled ids say.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.errors import IntegrityError
 from headrace.harness.codec import TextCodec
 from headrace.ports import Rewritten
 from headrace.records.arrays import Int32Bytes, IntArray, as_int32
 from headrace.records.harness import ParsedTurn, ParseStatus
-from headrace.records.segment import FinishReason, Origin, TokenSegment
+from headrace.records.segment import ENVIRONMENT, POLICY, TEMPLATE, FinishReason, TokenSegment
 from headrace.records.trajectory import Transcript
+
+_STOP: Final = FinishReason.STOP
+_LENGTH: Final = FinishReason.LENGTH
 
 
 class SequenceMaker(Protocol):
@@ -60,21 +63,19 @@ def check_sequence(harness: SequenceMaker, segments: Sequence[TokenSegment]) -> 
     templates, control_ids = harness.template_ids, harness.codec.control_ids
     before: TokenSegment | None = None
     for index, segment in enumerate(segments):
-        match segment.origin:
-            case Origin.TEMPLATE:
-                if segment.ids not in templates:
-                    raise IntegrityError(f"segment {index}: the harness has no such template")
-            case Origin.ENVIRONMENT:
-                if not control_ids.isdisjoint(ids := segment.ids_T.tolist()):
-                    found = sorted(control_ids.intersection(ids))
-                    raise IntegrityError(f"segment {index}: an observation holds control ids {found}")
-            case Origin.HISTORY if before is None or before.origin is not Origin.TEMPLATE:
-                raise IntegrityError(f"segment {index}: history of a turn without an opening before it")
-            case Origin.HISTORY:
-                pass
-            case Origin.POLICY:
-                _check_policy(harness, segment, before, index)
-        if before is not None and before.origin is Origin.POLICY:
+        origin = segment.origin
+        if origin is TEMPLATE:
+            if segment.ids not in templates:
+                raise IntegrityError(f"segment {index}: the harness has no such template")
+        elif origin is POLICY:
+            _check_policy(harness, segment, before, index)
+        elif origin is ENVIRONMENT:
+            if not control_ids.isdisjoint(ids := segment.ids_T.tolist()):
+                found = sorted(control_ids.intersection(ids))
+                raise IntegrityError(f"segment {index}: an observation holds control ids {found}")
+        elif before is None or before.origin is not TEMPLATE:
+            raise IntegrityError(f"segment {index}: history of a turn without an opening before it")
+        if before is not None and before.origin is POLICY:
             _check_follower(before, segment, index)
         before = segment
 
@@ -110,7 +111,7 @@ def sampled_turns(segments: Sequence[TokenSegment]) -> Iterator[IntArray]:
     """Ids of each policy turn; segments of one turn are cut at version changes and stand side by side."""
     parts: list[TokenSegment] = []
     for segment in [*segments, None]:
-        if segment is not None and segment.origin is Origin.POLICY:
+        if segment is not None and segment.origin is POLICY:
             parts.append(segment)
         elif parts:
             yield as_int32(Int32Bytes(b"".join(part.ids for part in parts)))
@@ -134,19 +135,19 @@ def _check_fork(harness: SequenceMaker, transcript: Transcript, index: int) -> N
         if node.segments[: node.num_carried] != rewritten.segments:
             raise IntegrityError(f"{where} shows another history than the harness makes of its parent")
     for place in range(start + 1, len(sequence)):
-        is_answer = sequence[place - 1].origin is Origin.POLICY and sequence[place].origin is Origin.TEMPLATE
+        is_answer = sequence[place - 1].origin is POLICY and sequence[place].origin is TEMPLATE
         if is_answer and harness.rewrite(sequence[:place], sequence[place]) is not None:
             raise IntegrityError(f"{where} goes on at segment {place}, where the harness forks")
 
 
 def _check_follower(before: TokenSegment, segment: TokenSegment, index: int) -> None:
     """What may stand after a segment of the policy."""
-    is_over = before.finish is FinishReason.STOP or before.finish is FinishReason.LENGTH
-    if is_over and (segment.origin is not Origin.TEMPLATE or before.finish is FinishReason.LENGTH):
+    is_over = before.finish is _STOP or before.finish is _LENGTH
+    if is_over and (segment.origin is not TEMPLATE or before.finish is _LENGTH):
         raise IntegrityError(
             f"segment {index}: follows a turn that ended by {before.finish} with {segment.origin.value}"
         )
-    if not is_over and segment.origin is not Origin.POLICY:
+    if not is_over and segment.origin is not POLICY:
         raise IntegrityError(f"segment {index}: follows a turn that did not end")
 
 
@@ -156,12 +157,12 @@ def _check_policy(harness: SequenceMaker, segment: TokenSegment, before: TokenSe
         unknown = sorted(set(ids) - harness.codec.known_ids)
         raise IntegrityError(f"segment {index}: ids {unknown[:8]} stand for nothing in this tokenizer")
     num_stops = sum(map(ids.count, harness.stop_ids))
-    is_stopped = segment.finish is FinishReason.STOP
+    is_stopped = segment.finish is _STOP
     if num_stops != is_stopped or (is_stopped and ids[-1] not in harness.stop_ids):
         stops = [place for place, i in enumerate(ids) if i in harness.stop_ids]
         finish = segment.finish.value if segment.finish else "none"
         raise IntegrityError(
             f"segment {index}: stop tokens at {stops[:8]} of {len(ids)}, the engine's finish is {finish}"
         )
-    if before is None or not (before.origin is Origin.POLICY or before.ids in harness.opening_ids):
+    if before is None or not (before.origin is POLICY or before.ids in harness.opening_ids):
         raise IntegrityError(f"segment {index}: a policy turn without an opening before it")

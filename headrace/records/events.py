@@ -2,7 +2,7 @@
 
 import enum
 import functools
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -126,17 +126,20 @@ _TELEMETRY = frozenset(
         LateWriteRefused,
     }
 )
+_DURABILITY: dict[type[Payload], Durability] = {
+    **dict.fromkeys(_DURABLE, Durability.DURABLE),
+    **dict.fromkeys(_TELEMETRY, Durability.TELEMETRY),
+}
+_BATCHED: Final = Durability.BATCHED
+_PURE: Final = EffectClass.PURE
 _REPEATED = _TELEMETRY | {SourceExhausted, EnvironmentRestored, BreakerChanged}
 
 
 def durability(payload: Payload) -> Durability:
     """How soon the event must be on disk. An INTENT may be batched only where the environment is pure."""
-    if isinstance(payload, ActionIntended):
-        return Durability.BATCHED if payload.effect is EffectClass.PURE else Durability.DURABLE
-    kind = type(payload)
-    if kind in _DURABLE:
+    if isinstance(payload, ActionIntended) and payload.effect is not _PURE:
         return Durability.DURABLE
-    return Durability.TELEMETRY if kind in _TELEMETRY else Durability.BATCHED
+    return _DURABILITY.get(type(payload), _BATCHED)
 
 
 def is_once(payload: Payload) -> bool:

@@ -15,7 +15,7 @@ from headrace.records.arrays import Float32Bytes
 from headrace.records.execution import ExecutionStatus, Metering
 from headrace.records.ids import Address, EpisodeId, PolicyId
 from headrace.records.provenance import Provenance, address_of, canonical_bytes
-from headrace.records.segment import Origin, TokenSegment, are_logprobs, num_tokens
+from headrace.records.segment import ENVIRONMENT, HISTORY, POLICY, TokenSegment, are_logprobs, num_tokens
 from headrace.records.terminal import Limit, Terminal
 
 
@@ -58,7 +58,7 @@ class Path(msgspec.Struct, frozen=True, gc=False):
     @property
     def num_carried(self) -> int:
         """Leading segments of its own that only show again what its parent held: up to the last of origin HISTORY."""
-        places = [place for place, segment in enumerate(self.segments) if segment.origin is Origin.HISTORY]
+        places = [place for place, segment in enumerate(self.segments) if segment.origin is HISTORY]
         return places[-1] + 1 if places else 0
 
 
@@ -127,15 +127,13 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
 
     def sampled(self) -> list[TokenSegment]:
         """Every policy segment once, in path order."""
-        return [segment for path in self.paths for segment in path.segments if segment.origin is Origin.POLICY]
+        return [segment for path in self.paths for segment in path.segments if segment.origin is POLICY]
 
     @property
     def sampled_paths(self) -> tuple[int, ...]:
         """Paths with sampled segments of their own: each is a row of its own in training."""
         return tuple(
-            index
-            for index, path in enumerate(self.paths)
-            if any(segment.origin is Origin.POLICY for segment in path.segments)
+            index for index, path in enumerate(self.paths) if any(segment.origin is POLICY for segment in path.segments)
         )
 
     def first_shown(self) -> Iterator[TokenSegment]:
@@ -250,7 +248,7 @@ def _check_path(transcript: Transcript, index: int, known: set[tuple[PolicyId, i
             f"{transcript.episode}: path {index} forks at segment {node.parent.segment}, out of its parent"
         )
     carried = node.segments[: node.num_carried]
-    if carried and (node.parent is None or any(segment.origin is Origin.POLICY for segment in carried)):
+    if carried and (node.parent is None or any(segment.origin is POLICY for segment in carried)):
         raise IntegrityError(f"{transcript.episode}: path {index} shows history where no fork put it")
     newest = -1
     segments = transcript.sequence(index)
@@ -279,5 +277,5 @@ def _check_outcome(transcript: Transcript, outcome: ActionOutcome) -> None:
     if not 0 <= outcome.path < len(transcript.paths):
         raise IntegrityError(f"{outcome.action.id}: path {outcome.path} does not exist")
     segments = transcript.paths[outcome.path].segments
-    if not 0 <= outcome.segment < len(segments) or segments[outcome.segment].origin is not Origin.ENVIRONMENT:
+    if not 0 <= outcome.segment < len(segments) or segments[outcome.segment].origin is not ENVIRONMENT:
         raise IntegrityError(f"{outcome.action.id}: segment {outcome.segment} is no observation")

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -150,6 +150,7 @@ class CommitPolicy(msgspec.Struct, frozen=True):
 
 
 DEFAULT_POLICY = CommitPolicy()
+_DURABLE: Final = Durability.DURABLE
 
 
 class _Batch:
@@ -243,7 +244,7 @@ class GroupCommitJournal:
         for row in rows:
             batch.rows[row.address] = row.data
         # A full batch is wanted once: what comes after it goes with it.
-        if durability(payload) is Durability.DURABLE or len(batch.entries) == self._policy.max_pending:
+        if durability(payload) is _DURABLE or len(batch.entries) == self._policy.max_pending:
             self._want(seq)
         elif self._timer is None and self._committer is None:
             self._arm()
