@@ -48,20 +48,20 @@ class SimulatedGrader:
         self._tries: dict[EpisodeId, int] = {}
 
     async def grade(self, submissions: Sequence[Submission], timeout_s: float) -> list[Verdict]:
-        now_s = asyncio.get_running_loop().time()
-        drawn = [(submission, self._draw(submission)) for submission in submissions]
-        ends_s = [self._slots.take(now_s, draw.grade_s) - now_s for _, draw in drawn]
-        outcomes = [
-            self._outcome(submission, draw, end_s <= timeout_s)
-            for (submission, draw), end_s in zip(drawn, ends_s, strict=True)
-        ]
-        await self._pending.spend(min(max(ends_s, default=0.0), timeout_s), timeout_s, self._lost)
-        if all(isinstance(outcome, Unscored) and outcome.cause in _SILENT for outcome in outcomes) and outcomes:
-            raise GraderError(f"no verdict on {len(outcomes)} submissions: {outcomes[0]}")
-        return [
-            Verdict(submission.transcript, self.version, outcome)
-            for submission, outcome in zip(submissions, outcomes, strict=True)
-        ]
+        now_s, last_s = asyncio.get_running_loop().time(), 0.0
+        verdicts: list[Verdict] = []
+        is_silent = True
+        for submission in submissions:
+            draw = self._draw(submission)
+            end_s = self._slots.take(now_s, draw.grade_s) - now_s
+            outcome = self._outcome(submission, draw, end_s <= timeout_s)
+            verdicts.append(Verdict(submission.transcript, self.version, outcome))
+            last_s = max(last_s, end_s)
+            is_silent = is_silent and isinstance(outcome, Unscored) and outcome.cause in _SILENT
+        await self._pending.spend(min(last_s, timeout_s), timeout_s, self._lost)
+        if verdicts and is_silent:
+            raise GraderError(f"no verdict on {len(verdicts)} submissions: {verdicts[0].outcome}")
+        return verdicts
 
     def _draw(self, submission: Submission) -> GradingDraw:
         try_number = self._tries.get(submission.episode, 0)

@@ -17,7 +17,7 @@ from headrace.errors import InferenceError, IntegrityError, Outcome
 from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
-from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
+from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment, num_tokens
 from headrace.records.update import Activation, Standstill
 from headrace.simulation import tokens
 from headrace.simulation.costs import EngineCost
@@ -91,7 +91,7 @@ class SimulatedInference:
         self._shelf = shelf
         self._policy_id = policy_id
         self._worker = worker
-        self._server = SharedServer(cost, on_enter=self._enter, on_leave=self._complete)
+        self._server: SharedServer[_Turn] = SharedServer(cost, on_enter=self._enter, on_leave=self._complete)
         self._pending = PendingCalls()
         self._turns: dict[str, _Turn] = {}
         self._cache = _PrefixCache(4 * cost.slots)
@@ -172,14 +172,15 @@ class SimulatedInference:
         if request.max_tokens < 1 or not request.prefix:
             raise _rejected(f"{name}: {request.max_tokens} tokens after {len(request.prefix)} segments of prefix")
         work, stop = self._length(request)
+        loop = asyncio.get_running_loop()
         turn = _Turn(
             work=work,
-            context=sum(len(segment) for segment in request.prefix),
+            context=num_tokens(request.prefix),
             trajectory=request.trajectory,
             request=request,
             stop=stop,
-            arrived_s=asyncio.get_running_loop().time(),
-            done=asyncio.get_running_loop().create_future(),
+            arrived_s=loop.time(),
+            done=loop.create_future(),
         )
         self._turns[name] = turn
         return turn
@@ -193,31 +194,28 @@ class SimulatedInference:
         except ValueError as error:
             raise _rejected(f"{request.request_id}: no simulated request: {error}") from error
         attempt, drawn = self._draws.episode(index, episode), self._draws.step(index, episode, step)
-        tail = itertools.takewhile(lambda segment: segment.origin is Origin.POLICY, reversed(request.prefix))
-        work = max(drawn.tokens - sum(len(segment) for segment in tail), _TINY_WORK)
+        work = max(drawn.tokens - num_tokens(_last_turn(request.prefix)), _TINY_WORK)
         if math.ceil(work - 1e-9) > request.max_tokens:
             return float(request.max_tokens), None
         if drawn.is_malformed:
             return work, tokens.GARBLED_END
         return work, tokens.FINAL_END if step + 1 >= attempt.num_turns else tokens.CALL_END
 
-    def _enter(self, job: Job) -> None:
+    def _enter(self, turn: _Turn) -> None:
         """A turn got its slot: it is served with the version of this moment, unless it is pinned."""
-        assert isinstance(job, _Turn)
-        request = job.request
+        request = turn.request
         assert self._current is not None
-        job.version = self._current if request.pin_version is None else request.pin_version
-        job.swaps = len(self._swaps)
+        turn.version = self._current if request.pin_version is None else request.pin_version
+        turn.swaps = len(self._swaps)
         if self._prefill_work:
-            cached = self._cache.tokens((request.affinity, request.trajectory), job.version)
-            job.prefill = max(0, job.context - cached) * self._prefill_work
+            cached = self._cache.tokens((request.affinity, request.trajectory), turn.version)
+            turn.prefill = max(0, turn.context - cached) * self._prefill_work
             prompt = itertools.takewhile(lambda segment: segment.origin is not Origin.POLICY, request.prefix)
-            self._cache.put(request.affinity, job.version, sum(len(segment) for segment in prompt))
+            self._cache.put(request.affinity, turn.version, num_tokens(prompt))
 
-    def _complete(self, job: Job) -> None:
-        assert isinstance(job, _Turn)
-        if not job.done.done():
-            job.done.set_result(FinishReason.LENGTH if job.stop is None else FinishReason.STOP)
+    def _complete(self, turn: _Turn) -> None:
+        if not turn.done.done():
+            turn.done.set_result(FinishReason.LENGTH if turn.stop is None else FinishReason.STOP)
 
     def _expire(self, turn: _Turn, timeout_s: float) -> None:
         if not turn.done.done():
@@ -241,7 +239,7 @@ class SimulatedInference:
                 version, start = new_version, cut
         if finish is not None and (end > start or not pieces):
             pieces.append((version, end - start))
-        self.sampled_tokens += sum(count for _, count in pieces)
+        self.sampled_tokens += sum([count for _, count in pieces])
         if self._prefill_work and is_whole and (self._cost.on_swap == "rebuild" or version == turn.version):
             self._cache.put(turn.request.trajectory, version, turn.context + end)
         stop = turn.stop if finish is FinishReason.STOP else None
@@ -328,7 +326,6 @@ class SimulatedInference:
         if self._cost.on_swap == "keep_kv":
             return 0
         for turn in self._server.active:
-            assert isinstance(turn, _Turn)
             if turn.request.pin_version is None:
                 turn.rebuilds += 1
                 rebuilt += turn.context + math.floor(turn.sampled_at(clock))
@@ -390,6 +387,16 @@ class _PrefixCache:
         """Tokens cached under this very version, by the key that holds most."""
         found = [self._entries[key] for key in keys if key in self._entries]
         return max((count for held, count in found if held == version), default=0)
+
+
+def _last_turn(prefix: Sequence[TokenSegment]) -> list[TokenSegment]:
+    """What the policy sampled at the end of a prefix: the turn that goes on. The newest segment first."""
+    turn: list[TokenSegment] = []
+    for segment in reversed(prefix):
+        if segment.origin is not Origin.POLICY:
+            break
+        turn.append(segment)
+    return turn
 
 
 def _rejected(message: str) -> InferenceError:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from headrace.ports import Row
 from headrace.records.events import Event, Payload, kind_of
 from headrace.records.ids import Address
+from headrace.records.provenance import canonical_bytes
 
 _KEPT_KIND = "transcript"
 _MOST_KEPT = 1 << 16
@@ -27,20 +28,18 @@ class CountingJournal:
         self._seq = 0
         self._rows: dict[Address, bytes] = {}
         self._hash = hashlib.sha256()
-        self._unhashed: list[str] = []
+        self._unhashed: list[tuple[str, str, float]] = []
         self._time = asyncio.get_running_loop().time
-        self._now_s, self._now = -1.0, ""
 
     def append(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         self._seq += 1
         for row in rows:
             if row.kind == _KEPT_KIND:
                 self._keep(row)
-        if (now_s := self._time()) != self._now_s:
-            self._now_s, self._now = now_s, str(now_s)
-        self._unhashed.append(f"{kind_of(payload)} {key} {self._now}\n")
+        self._unhashed.append((kind_of(payload), key, self._time()))
         if len(self._unhashed) == _HASHED_AT_ONCE:
-            self._take_up()
+            self._hash.update(canonical_bytes(self._unhashed))
+            self._unhashed.clear()
         return self._seq
 
     async def durable(self, seq: int) -> None:
@@ -53,12 +52,9 @@ class CountingJournal:
         return iter(())
 
     def head(self) -> str:
-        self._take_up()
-        return self._hash.hexdigest()
-
-    def _take_up(self) -> None:
-        self._hash.update("".join(self._unhashed).encode())
-        self._unhashed.clear()
+        whole = self._hash.copy()
+        whole.update(canonical_bytes(self._unhashed))
+        return whole.hexdigest()
 
     def _keep(self, row: Row) -> None:
         self._rows[row.address] = row.data

@@ -12,6 +12,7 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from headrace.scheduling.seniority import TurnLine
 from headrace.simulation.costs import EngineCost
@@ -49,7 +50,10 @@ class Job:
         return sampled if sampled < self.work else self.work
 
 
-class SharedServer:
+J = TypeVar("J", bound=Job)
+
+
+class SharedServer(Generic[J]):
     """Slots with a line before them in the order of the embedded engine.
 
     Attributes:
@@ -57,7 +61,7 @@ class SharedServer:
         computed_tokens: tokens of work done on all jobs so far, prefill included, a real number.
     """
 
-    def __init__(self, cost: EngineCost, *, on_enter: Callable[[Job], None], on_leave: Callable[[Job], None]) -> None:
+    def __init__(self, cost: EngineCost, *, on_enter: Callable[[J], None], on_leave: Callable[[J], None]) -> None:
         """An empty server.
 
         Args:
@@ -73,9 +77,9 @@ class SharedServer:
         self._on_enter = on_enter
         self._on_leave = on_leave
         self._births = itertools.count()
-        self._waiting: TurnLine[Job] = TurnLine()
-        self._active: dict[Job, None] = {}
-        self._departures: list[tuple[float, int, Job]] = []
+        self._waiting: TurnLine[J] = TurnLine()
+        self._active: dict[J, None] = {}
+        self._departures: list[tuple[float, int, J]] = []
         self._context = 0.0
         self._clock = 0.0
         self._clock_s = 0.0
@@ -85,7 +89,7 @@ class SharedServer:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def active(self) -> tuple[Job, ...]:
+    def active(self) -> tuple[J, ...]:
         """Jobs with a slot, in order of entry."""
         return tuple(self._active)
 
@@ -98,13 +102,15 @@ class SharedServer:
         self._advance()
         return self._clock
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: J) -> None:
         """Takes a job in: into a slot, or to its place in the line."""
-        self._advance()
         self._waiting.append(job)
-        self._settle()
+        # Who only waits changes nothing for those that are served, unless the rate has to follow their grown context.
+        if len(self._active) < self._slots or self._half is not None:
+            self._advance()
+            self._settle()
 
-    def withdraw(self, job: Job) -> None:
+    def withdraw(self, job: J) -> None:
         """Takes a job out, wherever it is; its `end` is now."""
         self._advance()
         if job in self._active:
@@ -177,7 +183,7 @@ class SharedServer:
                 self._on_leave(job)
         self._settle()
 
-    def _leave(self, job: Job, work_clock: float) -> None:
+    def _leave(self, job: J, work_clock: float) -> None:
         assert job.start is not None
         job.end = work_clock
         del self._active[job]

@@ -36,14 +36,12 @@ class TrainedTokens(msgspec.Struct, frozen=True):
     Attributes:
         by_version: (version, tokens), in order of the sequence.
         fresh_versions: versions with tokens whose whole context was computed under them.
+        total: tokens of all versions.
     """
 
     by_version: tuple[tuple[int, int], ...]
     fresh_versions: frozenset[int]
-
-    @property
-    def total(self) -> int:
-        return sum(count for _, count in self.by_version)
+    total: int
 
 
 class SimulatedTrainer:
@@ -98,12 +96,12 @@ class SimulatedTrainer:
 
     def _row_score(self, row: BatchRow, count: TrainedTokens, version: int) -> RowScore:
         """Log-ratios with the drift of the cost model: exp of the sum has expectation 1, so weights are unbiased."""
-        drift = self._cost.drift
-        variance = sum(tokens * (drift * (version - old)) ** 2 for old, tokens in count.by_version)
-        noise = 0.0
+        drift, variance, lag, noise = self._cost.drift, 0.0, 0, 0.0
+        for old, tokens in count.by_version:
+            variance += tokens * (drift * (version - old)) ** 2
+            lag = max(lag, version - old)
         if variance:
             noise = float(self._streams.at("trainer", "ratio", row.transcript, row.path, version).standard_normal())
-        lag = max((version - old for old, _ in count.by_version), default=0)
         # The expected largest of n absolute normal draws, to leading order.
         spread = math.sqrt(2.0 * math.log(max(2, 2 * count.total)))
         return RowScore(
@@ -224,14 +222,15 @@ class SimulatedTrainer:
             found = msgspec.msgpack.decode(self._read(transcript), type=Transcript)
         except (KeyError, IntegrityError, msgspec.DecodeError) as error:
             raise _rejected(f"transcript {transcript} cannot be read: {error}") from error
-        sampled = [segment for segment in found.paths[path].segments if segment.origin is Origin.POLICY]
-        stamped = [
-            (segment.policy.version, len(segment), segment.context_version_min) for segment in sampled if segment.policy
-        ]
-        return TrainedTokens(
-            by_version=tuple((version, count) for version, count, _ in stamped),
-            fresh_versions=frozenset(version for version, _, oldest in stamped if version == oldest),
-        )
+        by_version, fresh, total = list[tuple[int, int]](), set[int](), 0
+        for segment in found.paths[path].segments:
+            if segment.origin is Origin.POLICY and segment.policy is not None:
+                version, count = segment.policy.version, len(segment)
+                by_version.append((version, count))
+                total += count
+                if segment.context_version_min == version:
+                    fresh.add(version)
+        return TrainedTokens(tuple(by_version), frozenset(fresh), total)
 
 
 def _rejected(message: str) -> TrainerError:

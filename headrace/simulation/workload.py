@@ -10,6 +10,7 @@ import bisect
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -238,6 +239,8 @@ class Draws:
             isinstance(workload.grade_s, Constant)
             and workload.grade_failure == workload.grade_invalid == workload.verdict_flip == 0.0
         )
+        self._only_task = self._task_of(0.0, _CENTRE)
+        self._only_grading = self._grading_of(_CERTAIN, 0.0)
         self._ranks = functools.lru_cache(64)(self._block_ranks)
         self.task = functools.lru_cache(_CACHED_DRAWS)(self._task)
         self.episode = functools.lru_cache(_CACHED_DRAWS)(self._episode)
@@ -249,16 +252,20 @@ class Draws:
 
     def _task(self, index: int) -> TaskDraw:
         """What is fixed by the task at an index."""
-        workload, size = self.workload, self.workload.mix_block
-        place, (prompt_score, length_score, ability) = 0.0, _CENTRE
-        if self._draws_tasks:
-            # Before the task's own stream is set: there is one generator.
-            rank = None if size is None else self._ranks(index // size, size)[index % size]
-            generator = self._streams.at("workload", "task", index)
-            place = float(generator.random())
-            if rank is not None and size is not None:
-                place = (rank + place) / size
-            prompt_score, length_score, ability = generator.standard_normal(3).tolist()
+        if not self._draws_tasks:
+            return self._only_task
+        size = self.workload.mix_block
+        # Before the task's own stream is set: there is one generator.
+        rank = None if size is None else self._ranks(index // size, size)[index % size]
+        generator = self._streams.at("workload", "task", index)
+        place = float(generator.random())
+        if rank is not None and size is not None:
+            place = (rank + place) / size
+        return self._task_of(place, generator.standard_normal(3).tolist())
+
+    def _task_of(self, place: float, scores: Sequence[float]) -> TaskDraw:
+        """The task at a place in [0, 1) among the strata, with its scores for prompt, lengths and success."""
+        workload, (prompt_score, length_score, ability) = self.workload, scores
         position = bisect.bisect_right(self._shares, place * self._shares[-1])
         stratum = workload.strata[min(position, len(workload.strata) - 1)]
         # E[Phi(a + s X)] = Phi(a / sqrt(1 + s^2)) for standard normal X, so the mean stays the stratum's.
@@ -314,11 +321,14 @@ class Draws:
 
     def grading(self, index: int, episode: EpisodeId, try_number: int) -> GradingDraw:
         """What is fixed by the n-th grading, from 0, of an attempt at the task of an index."""
-        workload, (failure, invalid, flip), score = self.workload, _CERTAIN, 0.0
-        if self._draws_gradings:
-            generator = self._streams.at("workload", "grading", index, str(episode), try_number)
-            failure, invalid, flip = generator.random(3).tolist()
-            score = float(generator.standard_normal())
+        if not self._draws_gradings:
+            return self._only_grading
+        generator = self._streams.at("workload", "grading", index, str(episode), try_number)
+        return self._grading_of(generator.random(3).tolist(), float(generator.standard_normal()))
+
+    def _grading_of(self, chances: Sequence[float], score: float) -> GradingDraw:
+        """The grading of uniform numbers, for failure, invalid verdict and flip, and of the score of its time."""
+        workload, (failure, invalid, flip) = self.workload, chances
         return GradingDraw(
             grade_s=workload.grade_s.at(score),
             fails=failure < workload.grade_failure,
