@@ -118,7 +118,7 @@ class DecidedRule(Rule):
     def drop(self) -> None:
         for task in list(self.ready):
             lag = lag_of([Sampled(((self.first[task], 1),))], self.version)
-            if self._staleness.drop_reason(lag) is not None:
+            if self._staleness.drop_reason(lag.oldest) is not None:
                 del self.ready[task]
                 self.dropped += 1
                 self.outstanding -= 1

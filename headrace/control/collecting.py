@@ -40,10 +40,11 @@ class Group(msgspec.Struct, eq=False):
     Attributes:
         finished: outcomes by member while the others run.
         outcomes: of every member, once the last has ended.
+        oldest_version: version of its oldest token; None while nothing is sampled.
         ready_rank: place in the order of completion; None while it runs.
         closings: how often it was closed before.
-        known_lag: the lag that was asked for last, with the version and the outcomes that it is of.
         known_open: what the deciders were shown last.
+        kept_at: the version at which selection last found that it may train; -1 before.
     """
 
     id: GroupId
@@ -53,26 +54,32 @@ class Group(msgspec.Struct, eq=False):
     admitted_s: float
     finished: dict[int, MemberOutcome] = {}
     outcomes: tuple[MemberOutcome, ...] = ()
+    oldest_version: int | None = None
     ready_rank: int | None = None
     closings: int = 0
-    known_lag: tuple[int, tuple[MemberOutcome, ...], Lag] | None = None
     known_open: OpenGroup | None = None
+    kept_at: int = -1
+
+    def end(self, outcomes: Sequence[MemberOutcome]) -> None:
+        """Nothing more comes of its members than these outcomes."""
+        self.outcomes = tuple(outcomes)
+        versions = [outcome.sampled.tokens[0][0] for outcome in outcomes if outcome.sampled.tokens]
+        self.oldest_version = min(versions, default=None)
 
     def lag(self, version: int) -> Lag:
         """Lag of its sampled tokens behind a trainer version."""
-        known = self.known_lag
-        if known is None or known[0] != version or known[1] is not self.outcomes:
-            lag = lag_of([outcome.sampled for outcome in self.outcomes], version)
-            self.known_lag = known = version, self.outcomes, lag
-        return known[2]
+        return lag_of([outcome.sampled for outcome in self.outcomes], version)
+
+    def oldest_lag(self, version: int) -> int:
+        """`lag(version).oldest`, without a look at all the others."""
+        return -1 if self.oldest_version is None else version - self.oldest_version
 
     def as_open(self) -> OpenGroup:
         """What the deciders see of it."""
         known = self.known_open
         if known is None or known.ready_rank != self.ready_rank:
-            versions = [outcome.sampled.tokens[0][0] for outcome in self.outcomes if outcome.sampled.tokens]
-            oldest = min(versions, default=self.admitted_version)
-            self.known_open = known = OpenGroup(self.id.ordinal, oldest, self.ready_rank)
+            version = self.admitted_version if self.oldest_version is None else self.oldest_version
+            self.known_open = known = OpenGroup(self.id.ordinal, version, self.ready_rank)
         return known
 
 
@@ -178,7 +185,7 @@ class Collector:
     def _close(self, group: Group, known: GroupPast) -> None:
         assert known.closed is not None
         attempts = [known.attempts[m.episode.member][m.episode.attempt] for m in known.closed.members]
-        group.outcomes = tuple(self._runner.recall(item) for item in attempts)
+        group.end([self._runner.recall(item) for item in attempts])
 
     def _damage(self, known: GroupPast) -> str | None:
         """What is wrong with the stored transcripts and verdicts of a group, if anything is."""
@@ -266,7 +273,7 @@ class Collector:
 
     def cancel(self, group: Group, reason: str) -> None:
         """Ends a running group by a rule, with a record of what its ended members came to; its requests leave the engine."""
-        group.outcomes = tuple(outcome for _, outcome in sorted(group.finished.items()))
+        group.end([outcome for _, outcome in sorted(group.finished.items())])
         self._tasks.pop(group.id.ordinal).cancel()
         self.reject(group, OrdinalState.FILTERED, reason)
 
@@ -287,15 +294,15 @@ class Collector:
         self._recorder.record(admitted, key=str(group.id), cause=cause)
 
     async def _run_group(self, group: Group, past: Mapping[int, Mapping[int, AttemptPast]] = NO_PAST) -> None:
-        group.outcomes = tuple(await self._run_members(group, past))
+        group.end(await self._run_members(group, past))
         del self._tasks[group.id.ordinal]
         key = f"{group.id}#{group.closings + 1}" if group.closings else str(group.id)
-        self._recorder.record(GroupClosed(tuple(outcome.result for outcome in group.outcomes)), key=key)
+        self._recorder.record(GroupClosed(tuple([outcome.result for outcome in group.outcomes])), key=key)
         self._finish(group)
 
     def _finish(self, group: Group) -> None:
         """A closed group is ready, unless too few of its members have a reward."""
-        scored = sum(outcome.result.reward is not None for outcome in group.outcomes)
+        scored = sum([outcome.result.reward is not None for outcome in group.outcomes])
         if scored < min(_LEAST_SCORED, self.group_size):
             reason = f"unscored: {scored} of {self.group_size} members have a reward"
             self.reject(group, OrdinalState.ABANDONED, reason)

@@ -81,7 +81,7 @@ class MemberOutcome(msgspec.Struct, frozen=True):
     @property
     def sampled_tokens(self) -> int:
         """Tokens that the policy sampled, which is what it trains on."""
-        return sum(count for _, count in self.sampled.tokens)
+        return sum([count for _, count in self.sampled.tokens])
 
 
 class MemberRunner:
@@ -174,7 +174,7 @@ class MemberRunner:
         reward = reward_of(verdict, self._reward_rule)
         counts: dict[int, int] = {}
         for segment in transcript.sampled():
-            if segment.policy is not None:
+            if segment.policy is not None and segment.ids:
                 counts[segment.policy.version] = counts.get(segment.policy.version, 0) + len(segment)
         return MemberOutcome(
             result=MemberResult(transcript.episode, sealed.address, graded.address, reward),

@@ -195,21 +195,29 @@ class BatchSelector:
         ready = self._collector.ready()
         num_ready = len(ready)
         for group in ready:
+            if group.kept_at == version:
+                continue
             reason = self._drop_reason(group)
-            if reason is not None:
+            if reason is None:
+                group.kept_at = version
+            else:
                 num_ready -= 1
-                is_stale = rules.staleness.drop_reason(group.lag(version)) is not None
+                is_stale = rules.staleness.drop_reason(group.oldest_lag(version)) is not None
                 self.reject(group, reason, is_requeued=is_stale and rules.staleness.requeues)
         is_last = self._source.is_exhausted
         if num_ready < max(1, rules.order.size(self._collector.outstanding, is_last)):
             return []  # asked at every change, so an answer that is plain costs no look at every open group
-        groups, strata = self._collector.open_groups(), self._collector.difficulties()
-        ordinals = rules.quotas.choose(rules.order, groups, strata, version, is_last=is_last)
+        if rules.quotas.shares or rules.order.asks_running:
+            groups, strata = self._collector.open_groups(), self._collector.difficulties()
+            ordinals = rules.quotas.choose(rules.order, groups, strata, version, is_last=is_last)
+        else:
+            groups = [group.as_open() for group in self._collector.ready()]
+            ordinals = rules.order.choose(groups, version, is_last=is_last)
         return [self._collector.group(ordinal) for ordinal in ordinals or ()]
 
     def _drop_reason(self, group: Group) -> str | None:
         """Why a finished group may not train now; None when it may."""
-        stale = self._rules.staleness.drop_reason(group.lag(self._context.versions.current))
+        stale = self._rules.staleness.drop_reason(group.oldest_lag(self._context.versions.current))
         return stale or filter_reason(group, self._algorithm.filters)
 
     def _cancel_stale(self, version: int) -> None:

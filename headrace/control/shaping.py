@@ -92,7 +92,7 @@ class BatchShaper:
 
     def count_rejected(self, transcripts: Collection[Address]) -> None:
         """Counts members that the statistical gate took out."""
-        for group in self._groups:
+        for group in self._groups if transcripts else ():
             found = sum(outcome.result.transcript in transcripts for outcome in group.outcomes)
             if found:
                 self._removed[GATE, group.task.difficulty] += found

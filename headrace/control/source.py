@@ -50,6 +50,10 @@ class SourceLoop:
         state = AdmissionState(outstanding, self._max_outstanding, version, self.is_exhausted)
         return self._admission.hold_reason(state) or self._broken_reason()
 
+    def _may_admit(self) -> bool:
+        """Whether a group may start now."""
+        return self.hold_reason() is None
+
     def _broken_reason(self) -> str | None:
         """Attempts of running groups try what is broken again; with none left a new group has to."""
         reason = self._is_held()
@@ -91,7 +95,7 @@ class SourceLoop:
     async def run(self) -> None:
         """Admits until the source is exhausted."""
         while not self.is_exhausted:
-            await self._context.changed.wait_until(lambda: self.hold_reason() is None)
+            await self._context.changed.wait_until(self._may_admit)
             task, group = self._again.popleft() if self._again else (self._source.next(), None)
             if task is None:
                 self.is_exhausted = True

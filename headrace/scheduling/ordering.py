@@ -41,6 +41,11 @@ class BatchOrder(msgspec.Struct, frozen=True):
     max_lag: int | None
     overtaking: int | None = None
 
+    @property
+    def asks_running(self) -> bool:
+        """Whether groups that still run can keep finished ones from training."""
+        return self.order == "ordinal" or self.overtaking is not None or self.max_lag is not None
+
     def size(self, num_open: int, is_last: bool) -> int:
         """Groups of the next batch; 0 when there can be none."""
         size = min(self.batch_groups, num_open) if is_last else self.batch_groups

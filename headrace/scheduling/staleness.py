@@ -31,7 +31,7 @@ class Sampled(msgspec.Struct, frozen=True):
     """Sampled tokens of one trajectory by version.
 
     Attributes:
-        tokens: (version, number of tokens) with rising versions.
+        tokens: (version, number of tokens, at least 1) with rising versions.
     """
 
     tokens: tuple[tuple[int, int], ...]
@@ -105,10 +105,10 @@ class StalenessRule(msgspec.Struct, frozen=True):
         """Whether the task of a stale group is drawn again, under a new ordinal, before any other."""
         return self.policy == "requeue"
 
-    def drop_reason(self, lag: Lag) -> str | None:
-        """Why a finished group may not train; None keeps it."""
-        if self.policy in ("drop", "cancel", "requeue") and lag.oldest > self.max_lag:
-            return f"stale: lag {lag.oldest} > {self.max_lag}"
+    def drop_reason(self, oldest_lag: int) -> str | None:
+        """Why a finished group whose oldest token lags so far behind may not train; None keeps it."""
+        if oldest_lag > self.max_lag and self.policy in ("drop", "cancel", "requeue"):
+            return f"stale: lag {oldest_lag} > {self.max_lag}"
         return None
 
     def cancel_reason(self, version: int, now: int) -> str | None:

@@ -22,7 +22,7 @@ def test_a_group_that_sampled_nothing_has_no_lag() -> None:
 
 
 def test_only_rules_that_give_up_work_reject_and_only_beyond_the_bound() -> None:
-    at_bound, beyond = lag_of([Sampled(((1, 5),))], 3), lag_of([Sampled(((0, 5),))], 3)
+    at_bound, beyond = lag_of([Sampled(((1, 5),))], 3).oldest, lag_of([Sampled(((0, 5),))], 3).oldest
     for policy in ("drop", "cancel", "requeue"):
         assert StalenessRule(policy, 2).drop_reason(at_bound) is None
         assert StalenessRule(policy, 2).drop_reason(beyond) == "stale: lag 3 > 2"
