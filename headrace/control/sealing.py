@@ -169,7 +169,7 @@ class Sealer:
                 task=trace.task_address,
                 terminal=terminal_name(terminal),
                 sampled_tokens=transcript.num_sampled_tokens,
-                total_tokens=transcript.num_tokens,
+                total_tokens=trace.num_tokens,
                 versions=tuple(sorted({policy.version for policy in policies})),
             ),
             key=str(trace.episode),

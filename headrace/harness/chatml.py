@@ -205,21 +205,18 @@ class ChatMLHarness:
     def _call_bodies(self, body: list[int]) -> list[str]:
         """Text of each call. Markup is what the ids say; the same characters spelled in ordinary tokens are text."""
         control_ids = self.codec.control_ids
-        marks = [(place, token) for place, token in enumerate(body) if token in control_ids]
-        for index, (_, token) in enumerate(marks):
-            if token != (self._call_end if index % 2 else self._call):
-                raise MalformedCall(f"unexpected {self.codec.decode([token])}")
+        marks = [place for place, token in enumerate(body) if token in control_ids]
+        for index, place in enumerate(marks):
+            if body[place] != (self._call_end if index % 2 else self._call):
+                raise MalformedCall(f"unexpected {self.codec.decode([body[place]])}")
         if len(marks) % 2:
             raise MalformedCall("<tool_call> is not closed")
         if len(marks) // 2 > self._options.max_calls:
             raise MalformedCall(f"{len(marks) // 2} calls in one turn; at most {self._options.max_calls}")
-        places = [place for place, _ in marks]
-        for stop, start in zip(places[1::2], [*places[2::2], len(body)], strict=True):
+        for stop, start in zip(marks[1::2], [*marks[2::2], len(body)], strict=True):
             if self.codec.decode(body[stop + 1 : start]).strip():
                 raise MalformedCall("text after a call")
-        return [
-            self.codec.decode(body[start + 1 : stop]) for start, stop in zip(places[::2], places[1::2], strict=True)
-        ]
+        return [self.codec.decode(body[start + 1 : stop]) for start, stop in zip(marks[::2], marks[1::2], strict=True)]
 
 
 def open_harness(

@@ -10,9 +10,9 @@ from typing import Final, Protocol
 from headrace.errors import IntegrityError
 from headrace.harness.codec import TextCodec
 from headrace.ports import Rewritten
-from headrace.records.arrays import Int32Bytes, IntArray, as_int32
+from headrace.records.arrays import Int32Bytes, IntArray
 from headrace.records.harness import ParsedTurn, ParseStatus
-from headrace.records.segment import ENVIRONMENT, POLICY, TEMPLATE, FinishReason, TokenSegment
+from headrace.records.segment import ENVIRONMENT, POLICY, TEMPLATE, FinishReason, TokenSegment, joined_ids
 from headrace.records.trajectory import Transcript
 
 _STOP: Final = FinishReason.STOP
@@ -114,7 +114,7 @@ def sampled_turns(segments: Sequence[TokenSegment]) -> Iterator[IntArray]:
         if segment is not None and segment.origin is POLICY:
             parts.append(segment)
         elif parts:
-            yield as_int32(Int32Bytes(b"".join(part.ids for part in parts)))
+            yield joined_ids(tuple(parts))
             parts = []
 
 
@@ -152,14 +152,14 @@ def _check_follower(before: TokenSegment, segment: TokenSegment, index: int) -> 
 
 
 def _check_policy(harness: SequenceMaker, segment: TokenSegment, before: TokenSegment | None, index: int) -> None:
-    ids = segment.ids_T.tolist()
+    ids, stop_ids = segment.ids_T.tolist(), harness.stop_ids
     if not harness.codec.known_ids.issuperset(ids):
         unknown = sorted(set(ids) - harness.codec.known_ids)
         raise IntegrityError(f"segment {index}: ids {unknown[:8]} stand for nothing in this tokenizer")
-    num_stops = sum(map(ids.count, harness.stop_ids))
+    num_stops = sum(map(ids.count, stop_ids))
     is_stopped = segment.finish is _STOP
-    if num_stops != is_stopped or (is_stopped and ids[-1] not in harness.stop_ids):
-        stops = [place for place, i in enumerate(ids) if i in harness.stop_ids]
+    if num_stops != is_stopped or (is_stopped and ids[-1] not in stop_ids):
+        stops = [place for place, i in enumerate(ids) if i in stop_ids]
         finish = segment.finish.value if segment.finish else "none"
         raise IntegrityError(
             f"segment {index}: stop tokens at {stops[:8]} of {len(ids)}, the engine's finish is {finish}"

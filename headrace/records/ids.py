@@ -28,6 +28,16 @@ class Purpose(enum.Enum):
     CHECK = "check"
 
 
+_PURPOSES = frozenset(purpose.value for purpose in Purpose)
+
+
+def _purpose(text: str) -> str:
+    """The text, which names a purpose. Raises ValueError when it names none."""
+    if text not in _PURPOSES:
+        raise ValueError(f"{text!r} names no purpose; known: {', '.join(sorted(_PURPOSES))}")
+    return text
+
+
 class GroupId(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
     """Position of a drawn task within its purpose: `train.12`.
 
@@ -50,7 +60,7 @@ class GroupId(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True
         if sign and not number.isdecimal():
             raise ValueError(f"{text!r} names no group")
         purpose, ordinal = name.split(".")
-        return cls(Purpose(purpose).value, int(ordinal))
+        return cls(_purpose(purpose), int(ordinal))
 
     def __str__(self) -> str:
         return f"{self.purpose}.{self.ordinal}"
@@ -73,7 +83,7 @@ class EpisodeId(msgspec.Struct, frozen=True, gc=False, order=True, array_like=Tr
     def parse(cls, text: str) -> Self:
         """Inverse of `str`. Raises ValueError on anything else."""
         purpose, ordinal, member, attempt = text.split(".")
-        return cls(GroupId(Purpose(purpose).value, int(ordinal)), int(member), int(attempt))
+        return cls(GroupId(_purpose(purpose), int(ordinal)), int(member), int(attempt))
 
     @property
     def purpose(self) -> Purpose:

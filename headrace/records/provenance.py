@@ -85,12 +85,8 @@ class Provenance(msgspec.Struct, frozen=True, gc=False):
     harness: Address
     environment: Address
 
-    def require_complete(self, has_sampled: bool) -> None:
-        """Raises IntegrityError when a version is missing; sealing without all of them is refused."""
-        for name in ("task", "harness", "environment"):
-            if len(getattr(self, name)) != 64:
-                raise IntegrityError(
-                    f"provenance.{name} is {getattr(self, name)!r}: a 64-digit content version is needed"
-                )
-        if has_sampled and not self.policies:
-            raise IntegrityError("provenance.policies is empty although the transcript holds sampled tokens")
+    def require_complete(self) -> None:
+        """Raises IntegrityError when a version other than a policy's is missing; sealing without it is refused."""
+        for name, version in (("task", self.task), ("harness", self.harness), ("environment", self.environment)):
+            if len(version) != 64:
+                raise IntegrityError(f"provenance.{name} is {version!r}: a 64-digit content version is needed")

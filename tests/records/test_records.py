@@ -150,7 +150,7 @@ def test_a_version_that_provenance_does_not_name_is_refused() -> None:
 
 def test_sealing_without_all_versions_is_refused() -> None:
     broken = msgspec.structs.replace(transcript(Path("a", (sampled(1),))), provenance=Provenance(HASH, (), HASH, HASH))
-    with pytest.raises(IntegrityError, match="policies is empty"):
+    with pytest.raises(IntegrityError, match="p@0 sampled tokens but provenance does not name it"):
         broken.check()
     with pytest.raises(IntegrityError, match=r"provenance\.harness"):
         msgspec.structs.replace(broken, provenance=Provenance(HASH, (), Address(""), HASH)).check()
