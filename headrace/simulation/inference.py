@@ -39,8 +39,10 @@ class _Turn(Job):
         stop: its last token when it ends by itself, None when the budget cuts it.
         arrived_s: when it came.
         done: its finish, or the error that ended it.
-        version: the version that it entered under.
-        swaps: number of swaps before it entered.
+        entered: the version that it entered under.
+        version: the version that samples it now.
+        pieces: (version, tokens) of what other versions sampled of it before.
+        cut: tokens of all these pieces.
         rebuilds: how often its cache was computed again.
     """
 
@@ -48,14 +50,22 @@ class _Turn(Job):
     stop: int | None = dataclasses.field(kw_only=True)
     arrived_s: float = dataclasses.field(kw_only=True)
     done: "asyncio.Future[FinishReason]" = dataclasses.field(kw_only=True)
+    entered: int = -1
     version: int = -1
-    swaps: int = 0
+    pieces: list[tuple[int, int]] = dataclasses.field(default_factory=list[tuple[int, int]])
+    cut: int = 0
     rebuilds: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Whole tokens that hold its work."""
         return max(1, math.ceil(self.work - 1e-9))
+
+    def close_piece(self, num_tokens: int) -> None:
+        """The version of now sampled it up to this many tokens, and no further."""
+        if num_tokens > self.cut:
+            self.pieces.append((self.version, num_tokens - self.cut))
+            self.cut = num_tokens
 
 
 class SimulatedInference:
@@ -98,7 +108,6 @@ class SimulatedInference:
         self._staged: dict[int, Address] = {}
         self._held: dict[int, Address] = {}
         self._current: int | None = None
-        self._swaps: list[tuple[float, int]] = []
         # An engine-second of prefill delays decoding by the tokens that full slots sample in a second.
         full_rate = cost.request_rates()[-1] * cost.slots
         self._prefill_work = full_rate / cost.prefill_tokens_per_s if cost.prefill_tokens_per_s else 0.0
@@ -205,8 +214,7 @@ class SimulatedInference:
         """A turn got its slot: it is served with the version of this moment, unless it is pinned."""
         request = turn.request
         assert self._current is not None
-        turn.version = self._current if request.pin_version is None else request.pin_version
-        turn.swaps = len(self._swaps)
+        turn.entered = turn.version = self._current if request.pin_version is None else request.pin_version
         if self._prefill_work:
             cached = self._cache.tokens((request.affinity, request.trajectory), turn.version)
             turn.prefill = max(0, turn.context - cached) * self._prefill_work
@@ -224,24 +232,18 @@ class SimulatedInference:
     def _segments(self, turn: _Turn, finish: FinishReason | None) -> list[TokenSegment]:
         """The turn cut at its version changes; without a finish only the pieces that a cut had closed."""
         is_whole = finish in (FinishReason.STOP, FinishReason.LENGTH)
-        end = turn.num_tokens if is_whole else math.floor(turn.sampled_at(turn.end or 0.0) + 1e-9)
-        version, start, pieces = turn.version, 0, list[tuple[int, int]]()
         # A turn that never had a slot has no version of its own: it is stamped with the present one.
         if turn.start is None:
-            version = turn.request.pin_version if turn.request.pin_version is not None else (self._current or 0)
-        elif turn.request.pin_version is None:
-            for clock, new_version in self._swaps[turn.swaps :]:
-                if turn.end is not None and clock >= turn.end:
-                    break
-                cut = min(math.floor(turn.sampled_at(clock) + 1e-9), end)
-                if cut > start:
-                    pieces.append((version, cut - start))
-                version, start = new_version, cut
-        if finish is not None and (end > start or not pieces):
-            pieces.append((version, end - start))
-        self.sampled_tokens += sum([count for _, count in pieces])
-        if self._prefill_work and is_whole and (self._cost.on_swap == "rebuild" or version == turn.version):
-            self._cache.put(turn.request.trajectory, version, turn.context + end)
+            pin = turn.request.pin_version
+            turn.entered = turn.version = pin if pin is not None else (self._current or 0)
+        if finish is not None:
+            turn.close_piece(turn.num_tokens if is_whole else _whole(turn.sampled_at(turn.end or 0.0)))
+        pieces = turn.pieces
+        if finish is not None and not pieces:
+            pieces = [(turn.version, 0)]
+        self.sampled_tokens += turn.cut
+        if self._prefill_work and is_whole and (self._cost.on_swap == "rebuild" or turn.version == turn.entered):
+            self._cache.put(turn.request.trajectory, turn.version, turn.context + turn.cut)
         stop = turn.stop if finish is FinishReason.STOP else None
         last = len(pieces) - 1
         return [
@@ -252,7 +254,7 @@ class SimulatedInference:
                 policy=PolicyRef(self._policy_id, piece_version),
                 context_version_min=piece_version
                 if self._cost.on_swap == "rebuild"
-                else min(turn.version, piece_version),
+                else min(turn.entered, piece_version),
                 sampling=turn.request.sampling,
                 finish=finish if position == last else None,
             )
@@ -321,14 +323,15 @@ class SimulatedInference:
 
     def _swap(self, version: int) -> int:
         """Cuts what runs; tokens of cache to be computed again."""
-        clock, rebuilt = self._server.clock(), 0
-        self._swaps.append((clock, version))
-        if self._cost.on_swap == "keep_kv":
-            return 0
+        clock, rebuilt, is_rebuilt = self._server.clock(), 0, self._cost.on_swap == "rebuild"
         for turn in self._server.active:
             if turn.request.pin_version is None:
-                turn.rebuilds += 1
-                rebuilt += turn.context + math.floor(turn.sampled_at(clock))
+                sampled = turn.sampled_at(clock)
+                turn.close_piece(_whole(sampled))
+                turn.version = version
+                if is_rebuilt:
+                    turn.rebuilds += 1
+                    rebuilt += turn.context + math.floor(sampled)
         return rebuilt
 
     def _unload(self, keep: frozenset[int]) -> None:
@@ -397,6 +400,11 @@ def _last_turn(prefix: Sequence[TokenSegment]) -> list[TokenSegment]:
             break
         turn.append(segment)
     return turn
+
+
+def _whole(sampled: float) -> int:
+    """Whole tokens among those sampled, a real number that may have lost a little to rounding."""
+    return math.floor(sampled + 1e-9)
 
 
 def _rejected(message: str) -> InferenceError:
