@@ -293,12 +293,8 @@ class SimulatedInference:
         self._read(policy, weights)
         if self._staged.get(policy.version, weights) != weights or self._held.get(policy.version, weights) != weights:
             raise _rejected(f"{policy} is there already with other contents")
-        score = self._draws.score("engine", self._worker, "stage", policy.version)
-        await self._pending.spend(
-            self._cost.stage_s.at(score),
-            timeout_s,
-            lambda: InferenceError(f"{policy}: not staged in {timeout_s} s"),
-        )
+        seconds = self._draws.drawn(self._cost.stage_s, "engine", self._worker, "stage", policy.version)
+        await self._pending.spend(seconds, timeout_s, lambda: InferenceError(f"{policy}: not staged in {timeout_s} s"))
         self._staged[policy.version] = weights
 
     async def activate(self, policy: PolicyRef, keep: frozenset[int], timeout_s: float) -> Activation:
