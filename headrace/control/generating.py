@@ -115,7 +115,15 @@ class TurnGenerator:
             problem = f"asked for turn {request.request_id}; the answer is turn {timing.request_id}"
             self._recorder.record(AnswerRefused("inference", problem), key=request.request_id)
             raise InferenceError(problem, Outcome.LOST)
-        return TurnGenerated(self._episode, step, tuple(segments), timing.wait_s, timing.generate_s, timing.preemptions)
+        return TurnGenerated(
+            self._episode,
+            step,
+            tuple(segments),
+            timing.wait_s,
+            timing.generate_s,
+            timing.preemptions,
+            timing.compute,
+        )
 
     async def _end_turn(self, request_id: str) -> None:
         try:

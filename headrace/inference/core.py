@@ -242,7 +242,9 @@ class EngineCore:
             is_chunk_n = (counts_n == self.options.prefill_chunk) & (
                 self.rows.chunked_S[slots_n] == self.rows.cached_S[slots_n]
             )
+            began_s = self._clock()
             logits_nV = self._passes.prefill(self.bank.forward(batch[0].version), slots_n, counts_n, attended)
+            self.rows.charge_prefill(slots_n, counts_n, self._clock() - began_s)
             self.rows.chunked_S[slots_n] += np.where(is_chunk_n, counts_n, 0)
             self._record(prefill_tokens=int(counts_n.sum()))
             budget_tokens -= len(batch) * int(counts_n.max())
@@ -258,7 +260,9 @@ class EngineCore:
         for slots_n in self._same_pass(slots):
             lengths_n = self.rows.cached_S[slots_n] + 1
             forward = self.bank.forward(int(self.rows.version_S[slots_n[0]]))
+            began_s = self._clock()
             logits_nV = self._passes.decode(forward, slots_n, self._passes.bucket(int(lengths_n.max())))
+            self.rows.charge_decode(slots_n, self._clock() - began_s)
             self._record(decode_rows=len(slots_n), attended_tokens=int(lengths_n.sum()))
             self._sample(slots_n, logits_nV)
 
@@ -316,7 +320,7 @@ class EngineCore:
 
     def _end(self, turn: Turn, finish: FinishReason) -> None:
         self._outputs.append(Output(turn.request_id, turn.segment(self.rows, finish)))
-        self._outputs.append(Output(turn.request_id, turn.timing(self._clock())))
+        self._outputs.append(Output(turn.request_id, turn.timing(self._clock(), self.rows)))
         self._leave(turn)
 
     def _fail(self, turn: Turn) -> None:

@@ -131,8 +131,8 @@ class InlineInference:
             return
         item = output.item
         if isinstance(item, TurnTiming):
-            # The core stamps the end of a turn before its last step is charged.
-            item = msgspec.structs.replace(item, generate_s=item.generate_s + cost_s)
+            # The core stamps the end of a turn before its last step is charged, and cannot time what the model costs.
+            item = msgspec.structs.replace(item, generate_s=item.generate_s + cost_s, compute=None)
         items.put_nowait(item)
 
     def _on_end(self, driver: "asyncio.Task[None]") -> None:

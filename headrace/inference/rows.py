@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.inference.cache import SlotCache
+from headrace.records.segment import TurnCompute
 
 NO_VERSION = -1
 Ints = npt.NDArray[np.int64]
@@ -35,6 +36,9 @@ class Rows:
         is_decoding_S: whether it only lacks the next token.
         last_used_S: for choosing what to evict.
         stops_SV: whether a token ends the turn.
+        prefill_tokens_S: tokens that were prefilled for the turn.
+        prefill_s_S: engine seconds of that.
+        decode_s_S: engine seconds of decoding for the turn.
     """
 
     def __init__(self, slots: int, context: int, vocabulary: int, cache: SlotCache) -> None:
@@ -52,6 +56,9 @@ class Rows:
         self.is_decoding_S = np.zeros(slots, dtype=np.bool_)
         self.last_used_S = np.zeros(slots, dtype=np.int64)
         self.stops_SV = np.zeros((slots, vocabulary), dtype=np.bool_)
+        self.prefill_tokens_S = np.zeros(slots, dtype=np.int64)
+        self.prefill_s_S = np.zeros(slots, dtype=np.float64)
+        self.decode_s_S = np.zeros(slots, dtype=np.float64)
         self._cache = cache
         self._tick = 0
 
@@ -112,6 +119,23 @@ class Rows:
             self.keep(slot, 0)
             self.is_mixed_S[slot] = False
         self.is_busy_S[slot], self.is_decoding_S[slot], self.last_used_S[slot] = is_busy, False, self._tick
+        if is_busy:
+            self.prefill_tokens_S[slot], self.prefill_s_S[slot], self.decode_s_S[slot] = 0, 0.0, 0.0
+
+    def charge_prefill(self, slots_n: Ints, counts_n: Ints, pass_s: float) -> None:
+        """Shares the seconds of a prefill pass out by tokens."""
+        self.prefill_tokens_S[slots_n] += counts_n
+        self.prefill_s_S[slots_n] += pass_s * counts_n / counts_n.sum()
+
+    def charge_decode(self, slots_n: Ints, pass_s: float) -> None:
+        """Shares the seconds of a decoding pass out evenly."""
+        self.decode_s_S[slots_n] += pass_s / len(slots_n)
+
+    def compute(self, slot: int) -> TurnCompute:
+        """What the turn in the slot took so far."""
+        return TurnCompute(
+            int(self.prefill_tokens_S[slot]), float(self.prefill_s_S[slot]), float(self.decode_s_S[slot])
+        )
 
     def _has_version(self, version: int) -> npt.NDArray[np.bool_]:
         return (self.version_S == version) & ~self.is_mixed_S

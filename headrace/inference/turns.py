@@ -14,7 +14,7 @@ from headrace.inference.rows import Ints, Rows
 from headrace.ports import TurnTiming
 from headrace.records.arrays import float32_bytes, int32_bytes
 from headrace.records.ids import PolicyRef
-from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment
+from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment, TurnCompute
 
 NO_SLOT = -1
 
@@ -115,10 +115,12 @@ class Turn:
             finish=finish,
         )
 
-    def timing(self, now_s: float) -> TurnTiming:
+    def timing(self, now_s: float, rows: Rows) -> TurnTiming:
         """How the turn went, as of now."""
-        started_s = now_s if self.slot == NO_SLOT else self.started_s
-        return TurnTiming(self.request_id, started_s - self.arrival_s, now_s - started_s, self.preemptions)
+        if self.slot == NO_SLOT:
+            return TurnTiming(self.request_id, now_s - self.arrival_s, 0.0, self.preemptions, TurnCompute(0, 0.0, 0.0))
+        wait_s, generate_s = self.started_s - self.arrival_s, now_s - self.started_s
+        return TurnTiming(self.request_id, wait_s, generate_s, self.preemptions, rows.compute(self.slot))
 
 
 def prefix_ids(request: GenerateRequest) -> Ints:

@@ -14,7 +14,7 @@ class Demands(msgspec.Struct, frozen=True):
 
     Attributes:
         decode: sampling a batch on a full engine.
-        prefill: computing its prompts; 0 where a fit has it in decode.
+        prefill: starting its turns and computing their prompts; 0 where a fit has it in decode.
         environment_cpu: CPU of its tool calls over the cores; 0 where nothing metered it.
         external_wait: waiting of its tool calls and openings over the calls that may run at the same time; 0 without
             bound: then it delays episodes and limits nothing.
@@ -55,10 +55,10 @@ def demands_of(scenario: Scenario, cpu_s_per_episode: float | None, cores: float
     tokens = workload.mean_tokens * (1.0 if workload.tokens_of == "episode" else turns)
     rate = engine.request_rates()[-1] * engine.slots
     waits = (turns - 1.0) * workload.tool_s.mean
-    prefill = 0.0
+    prefill = episodes * turns * engine.turn_start_s
     if engine.prefill_tokens_per_s:
         prompts = workload.prompt_tokens.mean / scenario.group_size + (turns - 1.0) * workload.observation_tokens.mean
-        prefill = episodes * prompts / engine.prefill_tokens_per_s
+        prefill += episodes * prompts / engine.prefill_tokens_per_s
     return Demands(
         decode=episodes * tokens / rate,
         prefill=prefill,

@@ -1,7 +1,7 @@
 """A workload and costs fitted from a run's own event log.
 
 Invariant: everything in the fitted scenario is a quantile, a mean or a count of what the log says; nothing is assumed that a
-note does not name. Prefill is not told apart from decoding in a log, so it is part of the decode rate.
+note does not name.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.config import Config
 from headrace.errors import ConfigError
-from headrace.planning.decode_rate import decode_points
+from headrace.planning.decode_rate import engine_rates
 from headrace.planning.outcome import Outcome, OutcomeFold, steady_from
 from headrace.planning.samples import EpisodeSample, Samples
 from headrace.records.events import Event
@@ -100,6 +100,7 @@ def fit_events(events: Callable[[], Iterable[Event]], read: Read, name: str) -> 
         batch_groups=schedule.batch_groups,
         updates=samples.config.run.updates,
         external_calls_per_s=samples.config.environment.calls_per_s,
+        grader_slots=1 if samples.has_one_grader else None,
         placement="shared" if samples.switch_s else "separate",
         switch_s=float(np.mean(samples.switch_s)) if samples.switch_s else 0.0,
     )
@@ -109,7 +110,7 @@ def fit_events(events: Callable[[], Iterable[Event]], read: Read, name: str) -> 
         config=samples.config,
         measured=outcome.outcome(),
         updates=updates,
-        num_held_out=len(samples.held_out),
+        num_held_out=samples.num_held_out,
         cores=samples.cores,
         cpu_s_per_episode=samples.cpu_s / len(samples.episodes) if samples.cpu_s else None,
         notes=_notes(samples),
@@ -136,7 +137,7 @@ def _workload(samples: Samples, name: str) -> Workload:
         observation_tokens=law_of(observations),
         tool_s=law_of(gaps),
         open_s=law_of(samples.open_s),
-        grade_s=law_of(samples.grade_s),
+        grade_s=law_of(samples.grade_alone_s if samples.has_one_grader else samples.grade_s),
     )
 
 
@@ -175,10 +176,12 @@ def _strata(samples: Samples, is_by_turn: bool) -> tuple[dict[str, float], tuple
 def _engine(samples: Samples) -> EngineCost:
     assert samples.config is not None
     slots = samples.config.inference.options.get("slots")
-    points = decode_points(samples.turns, slots if isinstance(slots, int) else None)
+    rates = engine_rates(samples.turns, slots if isinstance(slots, int) else None)
     return EngineCost(
-        slots=slots if isinstance(slots, int) else points[-1][0],
-        decode=tuple(points),
+        slots=slots if isinstance(slots, int) else rates.decode[-1][0],
+        decode=tuple(rates.decode),
+        prefill_tokens_per_s=rates.prefill_tokens_per_s,
+        turn_start_s=rates.turn_start_s,
         swap_pause_s=float(np.mean(samples.pause_s)),
         stage_s=law_of(samples.load_s),
     )
@@ -234,7 +237,9 @@ def _correlation(values: Sequence[float], groups: Sequence[str]) -> float:
 
 
 def _notes(samples: Samples) -> tuple[str, ...]:
-    notes = ["prefill is part of the decode rate: a log does not tell them apart"]
+    notes: list[str] = []
+    if any(turn.compute is None for turn in samples.turns):
+        notes.append("prefill is part of the decode rate: the engine does not tell them apart")
     if samples.unfinished:
         notes.append(f"{samples.unfinished} episodes that a boundary failed are left out: the fit has no failures")
     if not samples.cpu_s:

@@ -8,13 +8,16 @@ import bisect
 import dataclasses
 import math
 from collections import defaultdict
+from statistics import variance
 
 from headrace.config import Config
+from headrace.planning.decode_rate import TurnSample
 from headrace.records.action import ActionIntended
 from headrace.records.batch import BatchSelected, GroupClosed
 from headrace.records.compaction import read_outline
+from headrace.records.evaluation import EvaluationStarted
 from headrace.records.events import Event
-from headrace.records.ids import EpisodeId, Purpose
+from headrace.records.ids import Address, EpisodeId, Purpose
 from headrace.records.provenance import Read, read_record
 from headrace.records.run import RunStarted
 from headrace.records.segment import TurnGenerated
@@ -84,9 +87,11 @@ class Samples:
         difficulty: by group.
         rewards: that are known, by group.
         episodes: of training, sealed with sampled tokens.
-        held_out: ordinals of held-out tasks.
-        turns: start, end (seconds in which the engine ran) and sampled tokens.
+        num_held_out: held-out tasks of one evaluation round.
+        turns: all of them, those of evaluations too: they share the engine.
         gaps: group, and seconds between a turn and the request for the next, less the wait for a turn at the service.
+        grade_s: from the sealed episode to its verdict.
+        grade_alone_s: the same from the verdict before on, if that came later: of a grader that grades one at a time.
         unfinished: episodes that a boundary failed.
     """
 
@@ -100,11 +105,12 @@ class Samples:
         self.difficulty: dict[str, str] = {}
         self.rewards: dict[str, list[float]] = defaultdict(list)
         self.episodes: list[EpisodeSample] = []
-        self.held_out: set[int] = set()
-        self.turns: list[tuple[float, float, int]] = []
+        self.num_held_out = 0
+        self.turns: list[TurnSample] = []
         self.gaps: list[tuple[str, float]] = []
         self.open_s: list[float] = []
         self.grade_s: list[float] = []
+        self.grade_alone_s: list[float] = []
         self.score_s: list[float] = []
         self.update_s: list[float] = []
         self.load_s: list[float] = []
@@ -116,6 +122,8 @@ class Samples:
         self._last: dict[str, float] = {}
         self._started: set[str] = set()
         self._sealed: dict[str, float] = {}
+        self._is_in_order = True
+        self._last_asked_s = self._judged_s = 0.0
         self._marks: dict[str, float] = {}
         self._stops: list[_Standstill] = []
 
@@ -137,10 +145,10 @@ class Samples:
                 self._turn(event.payload, t_s)
             case TranscriptSealed():
                 self._seal(event.key, event.payload, t_s)
-            case VerdictSealed(transcript=transcript) if transcript in self._sealed:
-                grade_s = t_s - self._sealed.pop(transcript)
-                if self._is_steady:
-                    self.grade_s.append(grade_s)
+            case EvaluationStarted(episodes=episodes):
+                self.num_held_out = episodes
+            case VerdictSealed(transcript=transcript):
+                self._judge(transcript, t_s)
             case GroupClosed(members=members):
                 known = [member.reward for member in members if member.reward is not None]
                 self.rewards[event.key] += known
@@ -179,6 +187,11 @@ class Samples:
             self._stops[-1].end(t_s)
 
     @property
+    def has_one_grader(self) -> bool:
+        """Whether verdicts look as though one was made after the other: in order, and alike but for their wait in line."""
+        return self._is_in_order and len(self.grade_s) > 1 and variance(self.grade_alone_s) < variance(self.grade_s)
+
+    @property
     def _is_steady(self) -> bool:
         return self._version >= self._first
 
@@ -191,9 +204,9 @@ class Samples:
 
     def _turn(self, turn: TurnGenerated, t_s: float) -> None:
         key = str(turn.episode)
-        count = turn.num_tokens
         if self._is_steady:
-            self.turns.append((self._running_s(t_s - turn.generate_s), self._running_s(t_s), count))
+            begin_s, end_s = self._running_s(t_s - turn.generate_s), self._running_s(t_s)
+            self.turns.append(TurnSample(begin_s, end_s, turn.num_tokens, turn.compute))
         asked_s = t_s - turn.generate_s - turn.wait_s
         if key in self._last:
             gap_s = max(0.0, asked_s - self._last[key] - self._held.pop(key, 0.0))
@@ -212,17 +225,26 @@ class Samples:
 
     def _seal(self, key: str, sealed: TranscriptSealed, t_s: float) -> None:
         episode = EpisodeId.parse(key)
-        last_s = self._last.pop(key, t_s)
+        self._last.pop(key, None)
         self._held.pop(key, None)
-        if episode.group.purpose != Purpose.TRAIN.value:
-            self.held_out.add(episode.group.ordinal)
-        elif sealed.sampled_tokens and self._is_steady:
+        if sealed.sampled_tokens and self._is_steady and episode.group.purpose == Purpose.TRAIN.value:
             self.episodes.append(self._episode(episode, sealed))
             self.cpu_s += read_record(self._read, sealed.side, SideRecord).metering.cpu_s
         if sealed.terminal.startswith("infra_error"):
             self.unfinished += 1
         else:
-            self._sealed[sealed.transcript] = last_s
+            self._sealed[sealed.transcript] = t_s
+
+    def _judge(self, transcript: Address, t_s: float) -> None:
+        """The first verdict of a transcript: what it took, and what it took since the grader had done the one before."""
+        if transcript in self._sealed:
+            asked_s = self._sealed.pop(transcript)
+            self._is_in_order &= asked_s >= self._last_asked_s
+            self._last_asked_s = max(asked_s, self._last_asked_s)
+            if self._is_steady:
+                self.grade_s.append(t_s - asked_s)
+                self.grade_alone_s.append(t_s - max(asked_s, self._judged_s))
+        self._judged_s = t_s
 
     def _episode(self, episode: EpisodeId, sealed: TranscriptSealed) -> EpisodeSample:
         outline = read_outline(self._read, sealed.transcript)

@@ -7,7 +7,7 @@ import msgspec
 
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.ids import Address, PolicyRef
-from headrace.records.segment import GenerateRequest, TokenSegment
+from headrace.records.segment import GenerateRequest, TokenSegment, TurnCompute
 from headrace.records.update import Activation, Standstill
 
 
@@ -19,12 +19,14 @@ class TurnTiming(msgspec.Struct, frozen=True):
         wait_s: seconds from request to slot.
         generate_s: seconds from slot to last token.
         preemptions: how often its cache was rebuilt or its slot taken.
+        compute: what it took of the engine; None where the engine does not tell.
     """
 
     request_id: str
     wait_s: float
     generate_s: float
     preemptions: int
+    compute: TurnCompute | None = None
 
 
 class Inference(Protocol):

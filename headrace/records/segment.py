@@ -223,6 +223,20 @@ class TurnSpan(msgspec.Struct, frozen=True, gc=False, array_like=True):
     num_tokens: int
 
 
+class TurnCompute(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a turn took of its engine; over all turns the seconds add up to those of the engine's passes.
+
+    Attributes:
+        prefill_tokens: tokens before its first own one that were computed, not found in a cache; rebuilding included.
+        prefill_s: engine seconds of that: its share, by tokens, of the passes that it was in.
+        decode_s: engine seconds of decoding: its share, by sequences, of the passes that it was in.
+    """
+
+    prefill_tokens: int
+    prefill_s: float
+    decode_s: float
+
+
 class TurnGenerated(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag="turn_generated"):
     """The policy's turn is complete: what was sampled, and by which versions.
 
@@ -233,6 +247,7 @@ class TurnGenerated(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, t
         wait_s: seconds the request waited for a slot.
         generate_s: seconds from slot to last token.
         preemptions: how often its cache was rebuilt or its slot taken.
+        compute: what it took of the engine; None where the engine does not tell.
         shortened: what stands in the place of `segments` once a compaction has dropped them.
     """
 
@@ -242,6 +257,7 @@ class TurnGenerated(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, t
     wait_s: float
     generate_s: float
     preemptions: int
+    compute: TurnCompute | None = None
     shortened: tuple[TurnSpan, ...] = ()
 
     @property

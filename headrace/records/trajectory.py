@@ -13,7 +13,7 @@ from headrace.errors import IntegrityError
 from headrace.records.action import Action
 from headrace.records.arrays import Float32Bytes
 from headrace.records.execution import ExecutionStatus, Metering
-from headrace.records.ids import Address, EpisodeId, PolicyRef
+from headrace.records.ids import Address, EpisodeId, PolicyId
 from headrace.records.provenance import Provenance, address_of, canonical_bytes
 from headrace.records.segment import ENVIRONMENT, HISTORY, POLICY, TokenSegment, are_logprobs, num_tokens
 from headrace.records.terminal import Limit, Terminal
@@ -169,7 +169,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         if not self.paths or self.paths[0].parent is not None:
             raise IntegrityError(f"{self.episode}: the first path must exist and have no parent")
         self.provenance.require_complete()
-        known = {PolicyRef(policy.policy_id, policy.version) for policy in self.provenance.policies}
+        known = {(policy.policy_id, policy.version) for policy in self.provenance.policies}
         for index in range(len(self.paths)):
             _check_path(self, index, known)
         for outcome in self.actions:
@@ -238,7 +238,7 @@ class TranscriptSealed(msgspec.Struct, frozen=True, gc=False, tag="transcript_se
     versions: tuple[int, ...]
 
 
-def _check_path(transcript: Transcript, index: int, known: set[PolicyRef]) -> None:
+def _check_path(transcript: Transcript, index: int, known: set[tuple[PolicyId, int]]) -> None:
     """Segment laws, versions that never fall along the sequence, and provenance that names each of them."""
     node = transcript.paths[index]
     if index and (node.parent is None or not 0 <= node.parent.path < index):
@@ -254,14 +254,17 @@ def _check_path(transcript: Transcript, index: int, known: set[PolicyRef]) -> No
     segments = transcript.sequence(index)
     for segment in segments:
         segment.check_form()
-        policy = segment.policy
-        if policy is None:
+        if segment.policy is None:
             continue
-        if policy.version < newest:
-            raise IntegrityError(f"{transcript.episode}: version {policy.version} follows {newest} in path {index}")
-        newest = policy.version
-        if policy not in known:
-            raise IntegrityError(f"{transcript.episode}: {policy} sampled tokens but provenance does not name it")
+        if segment.policy.version < newest:
+            raise IntegrityError(
+                f"{transcript.episode}: version {segment.policy.version} follows {newest} in path {index}"
+            )
+        newest = segment.policy.version
+        if (segment.policy.policy_id, segment.policy.version) not in known:
+            raise IntegrityError(
+                f"{transcript.episode}: {segment.policy} sampled tokens but provenance does not name it"
+            )
     logprobs = b"".join([segment.behavior_logprobs for segment in segments if segment.behavior_logprobs])
     if not are_logprobs(Float32Bytes(logprobs)):
         for segment in segments:

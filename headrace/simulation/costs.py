@@ -14,6 +14,8 @@ class EngineCost(Section, frozen=True):
         decode: (active requests, tokens per second of all together), rising in the first; linear in between and from
             (0, 0), constant beyond. One point at `slots` makes the rate of a request independent of load.
         prefill_tokens_per_s: tokens per second in which a prompt, or a cache after a swap, is computed; None is free.
+        turn_start_s: seconds of the engine that every turn takes before its first token, besides computing what is not
+            cached.
         context_half_tokens: context of all active requests at which decoding is half as fast; None is never.
         while_training: share of the rate that is left while a trainer computes on the same cores; 1 with cores of its own.
         swap_pause_s: seconds without a token at each new version, besides the rebuilding of caches.
@@ -24,6 +26,7 @@ class EngineCost(Section, frozen=True):
     slots: int = 32
     decode: tuple[tuple[int, float], ...] = ((1, 2_400.0), (8, 10_400.0), (32, 17_200.0))
     prefill_tokens_per_s: float | None = None
+    turn_start_s: float = 0.0
     context_half_tokens: float | None = None
     while_training: float = 1.0
     swap_pause_s: float = 0.0
@@ -44,8 +47,9 @@ class EngineCost(Section, frozen=True):
                 raise ValueError(f"engine.{name} is {value}; it must be positive or absent")
         if not 0.0 < self.while_training <= 1.0:
             raise ValueError(f"engine.while_training is {self.while_training}; it must be above 0 and at most 1")
-        if self.swap_pause_s < 0.0:
-            raise ValueError(f"engine.swap_pause_s is {self.swap_pause_s}; it must be >= 0")
+        for name in ("swap_pause_s", "turn_start_s"):
+            if getattr(self, name) < 0.0:
+                raise ValueError(f"engine.{name} is {getattr(self, name)}; it must be >= 0")
 
     def request_rates(self) -> list[float]:
         """Tokens per second of one request at 0, 1, …, `slots` active ones; index 0 is unused."""

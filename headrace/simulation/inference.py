@@ -17,12 +17,20 @@ from headrace.errors import InferenceError, IntegrityError, Outcome
 from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
-from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment, num_tokens
+from headrace.records.segment import (
+    FinishReason,
+    GenerateRequest,
+    Origin,
+    TokenSegment,
+    TurnCompute,
+    num_tokens,
+)
 from headrace.records.update import Activation, Standstill
 from headrace.simulation import tokens
 from headrace.simulation.costs import EngineCost
 from headrace.simulation.device import SharedDevice
 from headrace.simulation.pending import PendingCalls
+from headrace.simulation.prefixes import PrefixCache
 from headrace.simulation.serving import Job, SharedServer
 from headrace.simulation.weights import SimulatedWeights, WeightShelf
 from headrace.simulation.workload import Draws
@@ -39,33 +47,27 @@ class _Turn(Job):
         stop: its last token when it ends by itself, None when the budget cuts it.
         arrived_s: when it came.
         done: its finish, or the error that ended it.
-        entered: the version that it entered under.
-        version: the version that samples it now.
-        pieces: (version, tokens) of what other versions sampled of it before.
-        cut: tokens of all these pieces.
+        version: the version that it entered under.
+        swaps: number of swaps before it entered.
         rebuilds: how often its cache was computed again.
+        prefill_tokens: tokens of cache that were computed for it, those of rebuilds included.
+        rebuilt_s: seconds of the engine that its rebuilds took.
     """
 
     request: GenerateRequest = dataclasses.field(kw_only=True)
     stop: int | None = dataclasses.field(kw_only=True)
     arrived_s: float = dataclasses.field(kw_only=True)
     done: "asyncio.Future[FinishReason]" = dataclasses.field(kw_only=True)
-    entered: int = -1
     version: int = -1
-    pieces: list[tuple[int, int]] = dataclasses.field(default_factory=list[tuple[int, int]])
-    cut: int = 0
+    swaps: int = 0
     rebuilds: int = 0
+    prefill_tokens: int = 0
+    rebuilt_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:
         """Whole tokens that hold its work."""
         return max(1, math.ceil(self.work - 1e-9))
-
-    def close_piece(self, num_tokens: int) -> None:
-        """The version of now sampled it up to this many tokens, and no further."""
-        if num_tokens > self.cut:
-            self.pieces.append((self.version, num_tokens - self.cut))
-            self.cut = num_tokens
 
 
 class SimulatedInference:
@@ -104,13 +106,11 @@ class SimulatedInference:
         self._server: SharedServer[_Turn] = SharedServer(cost, on_enter=self._enter, on_leave=self._complete)
         self._pending = PendingCalls()
         self._turns: dict[str, _Turn] = {}
-        self._cache = _PrefixCache(4 * cost.slots)
+        self._cache = PrefixCache(4 * cost.slots)
         self._staged: dict[int, Address] = {}
         self._held: dict[int, Address] = {}
         self._current: int | None = None
-        # An engine-second of prefill delays decoding by the tokens that full slots sample in a second.
-        full_rate = cost.request_rates()[-1] * cost.slots
-        self._prefill_work = full_rate / cost.prefill_tokens_per_s if cost.prefill_tokens_per_s else 0.0
+        self._swaps: list[tuple[float, int]] = []
         self._device = device or SharedDevice()
         self._device.attach(self._server.slow)
 
@@ -162,7 +162,7 @@ class SimulatedInference:
             raise error
         waited_until_s = turn.start_s if turn.start is not None else loop.time()
         waited_s, generated_s = waited_until_s - turn.arrived_s, loop.time() - waited_until_s
-        yield TurnTiming(request.request_id, waited_s, generated_s, turn.rebuilds)
+        yield TurnTiming(request.request_id, waited_s, generated_s, turn.rebuilds, _compute_of(turn))
 
     def _admit(self, request: GenerateRequest) -> _Turn:
         """The turn, not yet submitted. Raises InferenceError REJECTED when it cannot be served."""
@@ -214,10 +214,13 @@ class SimulatedInference:
         """A turn got its slot: it is served with the version of this moment, unless it is pinned."""
         request = turn.request
         assert self._current is not None
-        turn.entered = turn.version = self._current if request.pin_version is None else request.pin_version
-        if self._prefill_work:
+        turn.version = self._current if request.pin_version is None else request.pin_version
+        turn.swaps = len(self._swaps)
+        turn.prefill_s = self._cost.turn_start_s
+        if self._cost.prefill_tokens_per_s:
             cached = self._cache.tokens((request.affinity, request.trajectory), turn.version)
-            turn.prefill = max(0, turn.context - cached) * self._prefill_work
+            turn.prefill_tokens = max(0, turn.context - cached)
+            turn.prefill_s += turn.prefill_tokens / self._cost.prefill_tokens_per_s
             prompt = itertools.takewhile(lambda segment: segment.origin is not Origin.POLICY, request.prefix)
             self._cache.put(request.affinity, turn.version, num_tokens(prompt))
 
@@ -232,18 +235,28 @@ class SimulatedInference:
     def _segments(self, turn: _Turn, finish: FinishReason | None) -> list[TokenSegment]:
         """The turn cut at its version changes; without a finish only the pieces that a cut had closed."""
         is_whole = finish in (FinishReason.STOP, FinishReason.LENGTH)
+        end = turn.num_tokens if is_whole else math.floor(turn.sampled_at(turn.end or 0.0) + 1e-9)
+        version, start, pieces = turn.version, 0, list[tuple[int, int]]()
         # A turn that never had a slot has no version of its own: it is stamped with the present one.
         if turn.start is None:
-            pin = turn.request.pin_version
-            turn.entered = turn.version = pin if pin is not None else (self._current or 0)
-        if finish is not None:
-            turn.close_piece(turn.num_tokens if is_whole else _whole(turn.sampled_at(turn.end or 0.0)))
-        pieces = turn.pieces
-        if finish is not None and not pieces:
-            pieces = [(turn.version, 0)]
-        self.sampled_tokens += turn.cut
-        if self._prefill_work and is_whole and (self._cost.on_swap == "rebuild" or turn.version == turn.entered):
-            self._cache.put(turn.request.trajectory, turn.version, turn.context + turn.cut)
+            version = turn.request.pin_version if turn.request.pin_version is not None else (self._current or 0)
+        elif turn.request.pin_version is None:
+            for clock, new_version in self._swaps[turn.swaps :]:
+                if turn.end is not None and clock >= turn.end:
+                    break
+                cut = min(math.floor(turn.sampled_at(clock) + 1e-9), end)
+                if cut > start:
+                    pieces.append((version, cut - start))
+                version, start = new_version, cut
+        if finish is not None and (end > start or not pieces):
+            pieces.append((version, end - start))
+        self.sampled_tokens += sum([count for _, count in pieces])
+        if (
+            self._cost.prefill_tokens_per_s
+            and is_whole
+            and (self._cost.on_swap == "rebuild" or version == turn.version)
+        ):
+            self._cache.put(turn.request.trajectory, version, turn.context + end)
         stop = turn.stop if finish is FinishReason.STOP else None
         last = len(pieces) - 1
         return [
@@ -254,7 +267,7 @@ class SimulatedInference:
                 policy=PolicyRef(self._policy_id, piece_version),
                 context_version_min=piece_version
                 if self._cost.on_swap == "rebuild"
-                else min(turn.entered, piece_version),
+                else min(turn.version, piece_version),
                 sampling=turn.request.sampling,
                 finish=finish if position == last else None,
             )
@@ -293,8 +306,12 @@ class SimulatedInference:
         self._read(policy, weights)
         if self._staged.get(policy.version, weights) != weights or self._held.get(policy.version, weights) != weights:
             raise _rejected(f"{policy} is there already with other contents")
-        seconds = self._draws.drawn(self._cost.stage_s, "engine", self._worker, "stage", policy.version)
-        await self._pending.spend(seconds, timeout_s, lambda: InferenceError(f"{policy}: not staged in {timeout_s} s"))
+        score = self._draws.score("engine", self._worker, "stage", policy.version)
+        await self._pending.spend(
+            self._cost.stage_s.at(score),
+            timeout_s,
+            lambda: InferenceError(f"{policy}: not staged in {timeout_s} s"),
+        )
         self._staged[policy.version] = weights
 
     async def activate(self, policy: PolicyRef, keep: frozenset[int], timeout_s: float) -> Activation:
@@ -309,8 +326,7 @@ class SimulatedInference:
         self._current = policy.version
         rebuilt = self._swap(policy.version)
         self._unload(keep)
-        seconds = rebuilt / self._cost.prefill_tokens_per_s if self._cost.prefill_tokens_per_s else 0.0
-        pause_s = self._cost.swap_pause_s + seconds
+        pause_s = self._cost.swap_pause_s + self._prefill_s(rebuilt)
         if pause_s > 0.0:
             self._server.hold()
             asyncio.get_running_loop().call_later(pause_s, self._server.release)
@@ -319,16 +335,22 @@ class SimulatedInference:
 
     def _swap(self, version: int) -> int:
         """Cuts what runs; tokens of cache to be computed again."""
-        clock, rebuilt, is_rebuilt = self._server.clock(), 0, self._cost.on_swap == "rebuild"
+        clock, rebuilt = self._server.clock(), 0
+        self._swaps.append((clock, version))
+        if self._cost.on_swap == "keep_kv":
+            return 0
         for turn in self._server.active:
             if turn.request.pin_version is None:
-                sampled = turn.sampled_at(clock)
-                turn.close_piece(_whole(sampled))
-                turn.version = version
-                if is_rebuilt:
-                    turn.rebuilds += 1
-                    rebuilt += turn.context + math.floor(sampled)
+                lost = turn.context + math.floor(turn.sampled_at(clock))
+                turn.rebuilds += 1
+                turn.rebuilt_s += self._prefill_s(lost)
+                turn.prefill_tokens += lost if self._cost.prefill_tokens_per_s else 0
+                rebuilt += lost
         return rebuilt
+
+    def _prefill_s(self, num_tokens: int) -> float:
+        """Seconds of the engine alone."""
+        return num_tokens / self._cost.prefill_tokens_per_s if self._cost.prefill_tokens_per_s else 0.0
 
     def _unload(self, keep: frozenset[int]) -> None:
         pinned = {turn.request.pin_version for turn in self._turns.values()}
@@ -341,9 +363,10 @@ class SimulatedInference:
             raise _rejected(f"version {version} is neither held nor staged")
         held = self._read(PolicyRef(self._policy_id, version), weights)
         num_tokens = sum(len(ids_T) for ids_T in ids)
-        seconds = num_tokens / self._cost.prefill_tokens_per_s if self._cost.prefill_tokens_per_s else 0.0
         await self._pending.spend(
-            seconds, timeout_s, lambda: InferenceError(f"{num_tokens} tokens not scored in {timeout_s} s")
+            self._prefill_s(num_tokens),
+            timeout_s,
+            lambda: InferenceError(f"{num_tokens} tokens not scored in {timeout_s} s"),
         )
         return [held.logprobs(ids_T) for ids_T in ids]
 
@@ -360,7 +383,7 @@ class SimulatedInference:
         """Everything in memory is gone: running requests are lost, and no version is served until one is activated."""
         self._current = None
         self._staged, self._held = {}, {}
-        self._cache = _PrefixCache(4 * self._cost.slots)
+        self._cache = PrefixCache(4 * self._cost.slots)
         # Those that wait first, or they would be let in as slots come free.
         for turn in sorted(self._turns.values(), key=lambda turn: turn.start is not None):
             self._server.withdraw(turn)
@@ -369,23 +392,8 @@ class SimulatedInference:
         self._pending.fail_all(lambda: InferenceError(f"{self._worker} crashed"))
 
 
-class _PrefixCache:
-    """How many tokens of a prefix are in the cache, per key and version; the oldest entries go first."""
-
-    def __init__(self, num_entries: int) -> None:
-        self._num_entries = num_entries
-        self._entries: dict[str, tuple[int, int]] = {}
-
-    def put(self, key: str, version: int, num_tokens: int) -> None:
-        self._entries.pop(key, None)
-        self._entries[key] = (version, num_tokens)
-        if len(self._entries) > self._num_entries:
-            del self._entries[next(iter(self._entries))]
-
-    def tokens(self, keys: Sequence[str], version: int) -> int:
-        """Tokens cached under this very version, by the key that holds most."""
-        found = [self._entries[key] for key in keys if key in self._entries]
-        return max((count for held, count in found if held == version), default=0)
+def _compute_of(turn: _Turn) -> TurnCompute:
+    return TurnCompute(turn.prefill_tokens, turn.prefill_s + turn.rebuilt_s, turn.decode_s)
 
 
 def _last_turn(prefix: Sequence[TokenSegment]) -> list[TokenSegment]:
@@ -396,11 +404,6 @@ def _last_turn(prefix: Sequence[TokenSegment]) -> list[TokenSegment]:
             break
         turn.append(segment)
     return turn
-
-
-def _whole(sampled: float) -> int:
-    """Whole tokens among those sampled, a real number that may have lost a little to rounding."""
-    return math.floor(sampled + 1e-9)
 
 
 def _rejected(message: str) -> InferenceError:

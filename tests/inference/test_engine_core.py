@@ -62,6 +62,11 @@ def test_members_of_a_group_prefill_their_prompt_once(folder: PolicyFolder, dete
     results = generate(core, *(request(f"e{member}/0", prompt(*ids), max_tokens=6) for member in range(8)))
     assert core.stats().counters.prefill_tokens == 65 + 7  # the last id of each is computed for its logits
     assert len({tuple(result.ids) for result in results}) > 1
+    taken = [result.timing.compute for result in results if result.timing and result.timing.compute]
+    assert sorted(compute.prefill_tokens for compute in taken) == [1] * 7 + [65]
+    seconds = core.stats().seconds
+    assert 0 < sum(compute.prefill_s for compute in taken) < seconds["prefill"]
+    assert 0 < sum(compute.decode_s for compute in taken) < seconds["decode"]
     for result in results:
         assert rescoring_error(folder, ids, result) < TOLERANCE
 

@@ -21,7 +21,7 @@ from headrace.records.ids import ActionId, Address, EpisodeId, GroupId, LeaseTok
 from headrace.records.observation import ActionObserved
 from headrace.records.provenance import PolicyVersion, Provenance, address_of, canonical_bytes, content_version
 from headrace.records.run import RunEnded, RunStarted, WorkerState, WorkerStateChanged
-from headrace.records.segment import FinishReason, Origin, Sampling, TokenSegment, TurnGenerated
+from headrace.records.segment import FinishReason, Origin, Sampling, TokenSegment, TurnCompute, TurnGenerated
 from headrace.records.task import Budget, Task, TaskDrawn
 from headrace.records.terminal import Success, Terminal, Truncated, terminal_name
 from headrace.records.trajectory import (
@@ -95,7 +95,9 @@ class Log:
         self.add(t_s, EpisodeStarted(self.row(task), pin), str(episode))
 
     def turn(self, t_s: float, episode: EpisodeId, step: int, *, wait_s: float = 0.0, generate_s: float = 0.5) -> None:
-        self.add(t_s, TurnGenerated(episode, step, (policy_segment(0, 4),), wait_s, generate_s, 0), f"{episode}/{step}")
+        compute = TurnCompute(40, 0.25 * generate_s, 0.5 * generate_s)
+        turn = TurnGenerated(episode, step, (policy_segment(0, 4),), wait_s, generate_s, 0, compute)
+        self.add(t_s, turn, f"{episode}/{step}")
 
     def call(self, t_s: float, seconds: float, episode: EpisodeId, step: int = 0) -> Action:
         action = Action(ActionId(episode, step, 0), "calculator", '{"expression":"1+1"}')

@@ -16,6 +16,7 @@ from headrace.records.trajectory import ForkCause, TranscriptSealed
 from headrace.records.update import GenerationPaused, GenerationResumed
 from headrace.records.verdict import VerdictDisputed
 from headrace.reporting.folds.funnel import Funnel
+from headrace.reporting.folds.stages import EngineTime
 from headrace.reporting.folds.turns import Turns
 from headrace.reporting.report import RunReport, report_run
 
@@ -278,7 +279,9 @@ def test_waits_are_taken_from_turns_calls_gradings_and_groups():
     transcript = log.seal(4.0, episode, task, actions=[(action, ExecutionStatus.OK)])
     log.judge(4.25, transcript, None)
     log.judge(5.0, transcript, 1.0, try_number=1)
-    waits = {item.stage: item for item in report_of(log).stages.waits}
+    stages = report_of(log).stages
+    assert stages.engine == (EngineTime("train", 1, 40, 4, 0.5, 1.0),)
+    waits = {item.stage: item for item in stages.waits}
     assert waits["engine slot"].mean_s == pytest.approx(1.0)
     assert waits["generation"].mean_s == pytest.approx(2.0)
     assert waits["tool"].mean_s == pytest.approx(0.5)

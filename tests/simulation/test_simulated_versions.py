@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 from simulation.engine_bench import POLICY, Bench, collect, workload
@@ -61,15 +62,35 @@ def test_rebuilding_caches_pauses_the_engine_for_the_tokens_that_it_computes_aga
         await bench.publish(0)
         begin_s = asyncio.get_running_loop().time()
         running = asyncio.create_task(collect(bench.engine, bench.request()))
-        # 50 tokens of prompt cost 50 * (4 tokens/s) / (100 tokens/s) = 2 tokens of work, then come 10 tokens.
-        await asyncio.sleep(5)
+        # 50 tokens of prompt take half a second, then come 10 tokens of one second each.
+        await asyncio.sleep(4)
         activation = await bench.publish(1)
         assert activation.rebuilt_tokens == 50 + 3
         assert activation.pause_s == pytest.approx(0.5 + 53 / 100)
         segments, timing = await running
         assert [len(segment) for segment in segments] == [3, 7]
         assert timing.preemptions == 1
-        assert asyncio.get_running_loop().time() - begin_s == pytest.approx(2 + 10 + activation.pause_s)
+        assert msgspec.structs.astuple(timing.compute) == pytest.approx((50 + 53, 1.03, 10.0))
+        assert asyncio.get_running_loop().time() - begin_s == pytest.approx(0.5 + 10 + activation.pause_s)
+
+    run_virtual(main())
+
+
+def test_the_prefill_of_one_turn_stops_all_and_each_second_of_the_engine_is_some_turns():
+    async def main() -> None:
+        cost = EngineCost(slots=4, decode=((4, 4.0),), prefill_tokens_per_s=100.0, turn_start_s=0.25)
+        bench = Bench(cost, workload(10.0, prompt_tokens=Constant(value=50.0)))
+        await bench.publish(0)
+        began_s = asyncio.get_running_loop().time()
+        first = asyncio.create_task(collect(bench.engine, bench.request()))
+        await asyncio.sleep(3)
+        second = asyncio.create_task(collect(bench.engine, bench.request(1)))
+        timings = [(await turn)[1] for turn in (first, second)]
+        assert [timing.generate_s for timing in timings] == pytest.approx([10 + 2 * 0.75, 10 + 0.75])
+        taken = [timing.compute for timing in timings if timing.compute is not None]
+        assert [(c.prefill_tokens, c.prefill_s) for c in taken] == [(50, 0.75), (50, 0.75)]
+        busy_s = asyncio.get_running_loop().time() - began_s
+        assert sum(c.prefill_s + c.decode_s for c in taken) == pytest.approx(busy_s)
 
     run_virtual(main())
 
@@ -87,7 +108,7 @@ def test_members_of_a_group_share_the_cache_of_their_prompt_until_the_version_ch
             seconds.append((await collect(bench.engine, request))[1].generate_s)
         return seconds
 
-    assert run_virtual(main()) == pytest.approx([12.0, 10.0, 12.0])
+    assert run_virtual(main()) == pytest.approx([10.5, 10.0, 10.5])
 
 
 def test_pieces_that_a_version_cut_had_closed_arrive_before_the_engine_is_lost():

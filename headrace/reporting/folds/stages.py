@@ -121,6 +121,26 @@ class Series(msgspec.Struct, frozen=True):
     values: tuple[float | None, ...]
 
 
+class EngineTime(msgspec.Struct, frozen=True):
+    """What turns of one purpose took of the engines that tell it; seconds add up to those of the engines' passes.
+
+    Attributes:
+        purpose: `train` or `eval`.
+        turns: that told.
+        prefill_tokens: computed before first tokens, rebuilt caches included.
+        sampled_tokens: by decoding.
+        prefill_s: engine seconds of prefill.
+        decode_s: engine seconds of decoding.
+    """
+
+    purpose: str
+    turns: int = 0
+    prefill_tokens: int = 0
+    sampled_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
 class Stages(msgspec.Struct, frozen=True):
     """Waiting per stage.
 
@@ -133,6 +153,7 @@ class Stages(msgspec.Struct, frozen=True):
         queue_age_p95_s: likewise.
         bins_s: middles of the bins, seconds since the start.
         mean_waits: mean seconds in each stage of what left it in the bin.
+        engine: prefill and decoding apart, by purpose; empty where no engine tells.
     """
 
     waits: tuple[StageWait, ...]
@@ -143,6 +164,7 @@ class Stages(msgspec.Struct, frozen=True):
     queue_age_p95_s: float | None
     bins_s: tuple[float, ...]
     mean_waits: tuple[Series, ...]
+    engine: tuple[EngineTime, ...] = ()
 
 
 class StageTimes:
@@ -155,6 +177,7 @@ class StageTimes:
         self._acting: dict[EpisodeId, list[ActionId]] = {}
         self._completing: dict[GroupId, set[EpisodeId]] = {}
         self._judged_ns: dict[Address, int] = {}
+        self._engine: dict[str, EngineTime] = {}
 
     def observe(self, event: Event) -> None:
         """Takes the next event."""
@@ -168,6 +191,7 @@ class StageTimes:
                 slot_ns = t_ns - round(generate_s * 1e9)
                 spans["engine slot"].add(slot_ns - round(wait_s * 1e9), slot_ns)
                 spans["generation"].add(slot_ns, t_ns)
+                self._compute(event.payload)
             case ActionIntended(action=action, wait_s=wait_s):
                 if self._is_paced:
                     spans["external service"].add(t_ns - round(wait_s * 1e9), t_ns)
@@ -223,12 +247,27 @@ class StageTimes:
                 Series(name, tuple(mean(found) for found in bins.groups(spans.departures())))
                 for name, spans in table.items()
             ),
+            engine=tuple(self._engine.values()),
         )
 
     @property
     def _is_paced(self) -> bool:
         config = self._index.config
         return config is not None and config.environment.calls_per_s is not None
+
+    def _compute(self, turn: TurnGenerated) -> None:
+        if turn.compute is None:
+            return
+        purpose = turn.episode.group.purpose
+        known = self._engine.get(purpose) or EngineTime(purpose)
+        self._engine[purpose] = EngineTime(
+            purpose,
+            known.turns + 1,
+            known.prefill_tokens + turn.compute.prefill_tokens,
+            known.sampled_tokens + turn.num_tokens,
+            known.prefill_s + turn.compute.prefill_s,
+            known.decode_s + turn.compute.decode_s,
+        )
 
     def _publications(self) -> Spans:
         """From the optimizer's step to the last worker's switch."""

@@ -24,6 +24,21 @@ def stages(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
             for row in found.waits
         ),
     )
+    if found.engine:
+        yield Grid(
+            ("engine", "turns", "prefilled", "in", "sampled", "in"),
+            tuple(
+                (
+                    row.purpose,
+                    f"{row.turns:,}",
+                    f"{row.prefill_tokens:,} tokens",
+                    duration(row.prefill_s),
+                    f"{row.sampled_tokens:,} tokens",
+                    duration(row.decode_s),
+                )
+                for row in found.engine
+            ),
+        )
     yield Grid(
         ("Little's law", "λ", "W", "L", "λW", "residual", ""),
         tuple(
@@ -40,8 +55,9 @@ def stages(report: RunReport, is_full: bool) -> Iterator[str | Grid]:
         ),
     )
     yield (
-        "inside: still there at the end. L is the counted mean number inside, λ arrivals, W the mean stay of what left, "
-        f"from {duration(found.window_s[0])} to {duration(found.window_s[1])}; residual: (L - λW) / L. A stay that only "
-        "partly lies in that time counts in L by its part and in λW whole or not at all, so a few long stays, as of "
-        "publication, leave a residual; not stationary: arrivals and departures differ by more than 5%. Quantiles are exact."
+        "engine: seconds of its passes; the rest of generation is waiting for the passes of others. inside: still there at "
+        "the end. L is the counted mean number inside, λ arrivals, W the mean stay of what left, from "
+        f"{duration(found.window_s[0])} to {duration(found.window_s[1])}; residual: (L - λW) / L. A stay that only partly "
+        "lies in that time counts in L by its part and in λW whole or not at all, so a few long stays, as of publication, "
+        "leave a residual; not stationary: arrivals and departures differ by more than 5%. Quantiles are exact."
     )
