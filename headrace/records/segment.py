@@ -16,6 +16,8 @@ from headrace.records.arrays import Float32Bytes, FloatArray, Int32Bytes, IntArr
 from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
 
 _MINUS_INFINITY = float32_bytes([-np.inf])
+_NEGATIVE = bytes(range(0x80, 0xFF))
+"""The last bytes of float32 values from -2^127, exclusive, to -0.0."""
 
 
 class Origin(enum.Enum):
@@ -165,7 +167,9 @@ def joined_ids(segments: tuple[TokenSegment, ...]) -> IntArray:
 
 def are_logprobs(data: Float32Bytes) -> bool:
     """Whether every value is finite and <= 0; data are whole values."""
-    if not data:
+    # The last byte holds the sign and most of the exponent. It tells of nearly every turn, in a sixth of what numpy takes;
+    # what it leaves are zeros, huge values, and those that are no log-probs.
+    if not data[3::4].translate(None, _NEGATIVE):
         return True
     logprobs_T = as_float32(data)
     # A maximum carries a NaN on, and no comparison with one holds. The bytes of -inf may also stand across two values.

@@ -118,9 +118,16 @@ def test_a_log_prob_that_is_none_is_named_wherever_it_stands_in_a_transcript(bad
 
 
 def test_the_bytes_of_minus_infinity_across_two_log_probs_are_two_log_probs() -> None:
-    data = Float32Bytes(b"\x00\x00\x00\x80" + b"\xff\x00\x00\x80")
+    data = Float32Bytes(b"\x00\x00\x00\x00" + b"\x00\x80\xff\xc0")
     assert float32_bytes([-math.inf]) in data
     assert are_logprobs(data)
+
+
+def test_a_float_of_any_sign_and_exponent_is_a_log_prob_exactly_when_it_is_finite_and_not_above_zero() -> None:
+    for values in (np.arange(2**16, dtype="<u4") << 16).view("<f4"), np.array([1, 2**31 + 1], "<u4").view("<f4"):
+        lawful = np.isfinite(values) & (values <= 0.0)
+        found = [are_logprobs(Float32Bytes(value.tobytes())) for value in values]
+        assert found == lawful.tolist()
 
 
 def test_a_missing_log_prob_is_refused_and_an_extra_one_too() -> None:
