@@ -118,12 +118,6 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
 
     def check(self) -> None:
         """Raises IntegrityError unless lengths agree, log-probs are finite and <= 0, and origin fits its fields."""
-        self.check_form()
-        if self.behavior_logprobs is not None and not are_logprobs(self.behavior_logprobs):
-            raise _wrong_logprob(as_float32(self.behavior_logprobs))
-
-    def check_form(self) -> None:
-        """`check` but for the values of log-probs, which may be looked at for many segments at once."""
         size_bytes, logprobs = len(self.ids), self.behavior_logprobs
         policy, oldest = self.policy, self.context_version_min
         if size_bytes % 4:
@@ -139,6 +133,8 @@ class TokenSegment(msgspec.Struct, frozen=True, gc=False):
             )
         elif oldest > policy.version:
             raise IntegrityError(f"segment.context_version_min is {oldest}, newer than its policy {policy}")
+        elif not are_logprobs(logprobs):
+            raise _wrong_logprob(as_float32(logprobs))
         for item in self.attachments:
             if not 0 <= item.start < item.stop <= len(self):
                 raise IntegrityError(

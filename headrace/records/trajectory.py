@@ -11,11 +11,10 @@ import msgspec
 
 from headrace.errors import IntegrityError
 from headrace.records.action import Action
-from headrace.records.arrays import Float32Bytes
 from headrace.records.execution import ExecutionStatus, Metering
-from headrace.records.ids import Address, EpisodeId, PolicyId
+from headrace.records.ids import Address, EpisodeId, PolicyRef
 from headrace.records.provenance import Provenance, address_of, canonical_bytes
-from headrace.records.segment import ENVIRONMENT, HISTORY, POLICY, TokenSegment, are_logprobs, num_tokens
+from headrace.records.segment import ENVIRONMENT, HISTORY, POLICY, TokenSegment, num_tokens
 from headrace.records.terminal import Limit, Terminal
 
 
@@ -169,7 +168,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         if not self.paths or self.paths[0].parent is not None:
             raise IntegrityError(f"{self.episode}: the first path must exist and have no parent")
         self.provenance.require_complete()
-        known = {(policy.policy_id, policy.version) for policy in self.provenance.policies}
+        known = {PolicyRef(policy.policy_id, policy.version) for policy in self.provenance.policies}
         for index in range(len(self.paths)):
             _check_path(self, index, known)
         for outcome in self.actions:
@@ -238,7 +237,7 @@ class TranscriptSealed(msgspec.Struct, frozen=True, gc=False, tag="transcript_se
     versions: tuple[int, ...]
 
 
-def _check_path(transcript: Transcript, index: int, known: set[tuple[PolicyId, int]]) -> None:
+def _check_path(transcript: Transcript, index: int, known: set[PolicyRef]) -> None:
     """Segment laws, versions that never fall along the sequence, and provenance that names each of them."""
     node = transcript.paths[index]
     if index and (node.parent is None or not 0 <= node.parent.path < index):
@@ -251,24 +250,16 @@ def _check_path(transcript: Transcript, index: int, known: set[tuple[PolicyId, i
     if carried and (node.parent is None or any(segment.origin is POLICY for segment in carried)):
         raise IntegrityError(f"{transcript.episode}: path {index} shows history where no fork put it")
     newest = -1
-    segments = transcript.sequence(index)
-    for segment in segments:
-        segment.check_form()
-        if segment.policy is None:
+    for segment in transcript.sequence(index):
+        segment.check()
+        policy = segment.policy
+        if policy is None:
             continue
-        if segment.policy.version < newest:
-            raise IntegrityError(
-                f"{transcript.episode}: version {segment.policy.version} follows {newest} in path {index}"
-            )
-        newest = segment.policy.version
-        if (segment.policy.policy_id, segment.policy.version) not in known:
-            raise IntegrityError(
-                f"{transcript.episode}: {segment.policy} sampled tokens but provenance does not name it"
-            )
-    logprobs = b"".join([segment.behavior_logprobs for segment in segments if segment.behavior_logprobs])
-    if not are_logprobs(Float32Bytes(logprobs)):
-        for segment in segments:
-            segment.check()
+        if policy.version < newest:
+            raise IntegrityError(f"{transcript.episode}: version {policy.version} follows {newest} in path {index}")
+        newest = policy.version
+        if policy not in known:
+            raise IntegrityError(f"{transcript.episode}: {policy} sampled tokens but provenance does not name it")
 
 
 def _check_outcome(transcript: Transcript, outcome: ActionOutcome) -> None:
