@@ -19,6 +19,7 @@ from headrace.control.frontier import DataFrontier
 from headrace.control.member import NO_ATTEMPTS, MemberOutcome, MemberRunner, MemberSpec
 from headrace.control.past import AttemptPast, GroupPast, RunPast
 from headrace.control.recorder import sealed_row
+from headrace.control.together import all_of
 from headrace.control.weighing import StratumLedger
 from headrace.errors import HeadraceError, IntegrityError, InvariantViolated
 from headrace.records.batch import GroupAdmitted, GroupClosed, GroupRejected
@@ -322,9 +323,9 @@ class Collector:
         if len(specs) == 1:
             return [await self._run_member(specs[0], group)]
         if self._runner.is_group_scoped:
-            sealed = await asyncio.gather(*(self._runner.roll(spec) for spec in specs))
+            sealed = await all_of(self._runner.roll(spec) for spec in specs)
             return await self._runner.grade(sealed, group.task)
-        return list(await asyncio.gather(*(self._run_member(spec, group) for spec in specs)))
+        return await all_of(self._run_member(spec, group) for spec in specs)
 
     async def _run_member(self, spec: MemberSpec, group: Group) -> MemberOutcome:
         sealed = await self._runner.roll(spec)

@@ -8,7 +8,6 @@ Invariant: a round uses exactly one version, whatever is published meanwhile; an
 * produces: `EvaluationStarted`, `EvaluationCompleted`.
 """
 
-import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +15,7 @@ from headrace.control.context import RunContext
 from headrace.control.member import MemberOutcome, MemberRunner, MemberSpec
 from headrace.control.past import AttemptPast, RoundPast, RunPast
 from headrace.control.recorder import sealed_row
+from headrace.control.together import all_of
 from headrace.records.evaluation import EvaluationCompleted, EvaluationStarted, StratumScore
 from headrace.records.ids import GroupId, PolicyId, PolicyRef, Purpose
 from headrace.records.segment import Sampling
@@ -85,7 +85,7 @@ class Evaluator:
     async def evaluate(self, version: int) -> None:
         """One round per temperature at a version that the caller has pinned; unpins it."""
         try:
-            await asyncio.gather(*(self._round(version, t) for t in self._settings.temperatures))
+            await all_of(self._round(version, t) for t in self._settings.temperatures)
         finally:
             self._versions.unpin(version)
             self._changed.notify()
@@ -115,7 +115,7 @@ class Evaluator:
             )
             for ordinal, (task, row) in enumerate(zip(self._tasks, rows, strict=True), start=first)
         ]
-        outcomes = await asyncio.gather(*(self._episode(spec) for spec in specs))
+        outcomes = await all_of(self._episode(spec) for spec in specs)
         recorder.record(
             self._result(policy, temperature, outcomes, recorder.elapsed_s - begin_s), key=key, cause=started
         )

@@ -7,7 +7,6 @@ the same loop.
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Sequence
-from typing import cast
 
 from headrace.config import Config
 from headrace.control.capacity import CapacityControl, CapacityWatch
@@ -17,6 +16,7 @@ from headrace.control.recorder import Observer, Recorder, sealed_row
 from headrace.control.recovery import recover
 from headrace.control.resuming import check_same_run
 from headrace.control.signal import Changed
+from headrace.control.together import first_failure
 from headrace.control.versions import Versions
 from headrace.errors import HeadraceError
 from headrace.records.ids import Address
@@ -82,8 +82,9 @@ class Orchestrator:
         observers = self._observers if watch is None else (watch.observe, *self._observers)
         recorder = Recorder(journal, observers, start_ns=past.last_ns, recorded=past.recorded)
         recorder.updates = past.updates
-        await recorder.durable(self._record_start(recorder))
+        started = self._record_start(recorder)
         try:
+            await recorder.durable(started)
             async with asyncio.TaskGroup() as tasks:
                 context = RunContext(recorder, Versions(), Changed(), _spawner(tasks))
                 capacity = CapacityControl(self._config.schedule, watch, past.credit_batches)
@@ -96,7 +97,7 @@ class Orchestrator:
             await self._record_end(recorder, "stopped")
             raise
         except BaseExceptionGroup as group:
-            first = _first_leaf(group)
+            first = first_failure(group)
             await self._record_end(recorder, f"failed: {type(first).__name__}: {first}")
             raise first from group
         await self._record_end(recorder, reason)
@@ -145,10 +146,3 @@ async def _fail_when_lost(lost: Awaitable[str]) -> None:
     """Raises once a worker is gone: any dead worker reaches the trainer and whoever watches the run."""
     reason = await lost
     raise HeadraceError(f"a worker is gone: {reason}")
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    if isinstance(error, BaseExceptionGroup):
-        nested = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        return _first_leaf(nested[0])
-    return error

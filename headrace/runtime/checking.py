@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from headrace.config import Config
+from headrace.control.together import all_of
 from headrace.errors import ConfigError
 from headrace.inference.scripted import ScriptedInference, said
 from headrace.records.arrays import IntArray
@@ -157,7 +158,7 @@ async def _play_all(
         async with gate:
             return await runner.run(task, GroupId.of(Purpose.CHECK, index), place, Sampling(1.0))
 
-    return list(await asyncio.gather(*(play(index, task) for index, task in enumerate(tasks))))
+    return await all_of(play(index, task) for index, task in enumerate(tasks))
 
 
 def _summary(name: str, played: Sequence[Played], bound: float) -> PolicyCheck:

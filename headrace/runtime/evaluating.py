@@ -16,6 +16,7 @@ import numpy as np
 from headrace.algorithms.comparison import PairedComparison, bootstrap_mean, compare_paired, pass_at_k
 from headrace.algorithms.intervals import Interval, wilson_interval
 from headrace.config import Config
+from headrace.control.together import all_of
 from headrace.errors import ConfigError
 from headrace.inference.child import ChildInference
 from headrace.records.ids import GroupId, PolicyRef, Purpose
@@ -180,7 +181,7 @@ async def _score(model: Model, config: Config, settings: EvalSettings) -> ModelS
                     return (await runner.run(tasks[index], group, member, sampling)).reward
 
             pairs = list(itertools.product(range(len(tasks)), range(settings.samples)))
-            rewards = await asyncio.gather(*(attempt(*pair) for pair in pairs))
+            rewards = await all_of(attempt(*pair) for pair in pairs)
         finally:
             await child.close()
     of_task = [rewards[start : start + settings.samples] for start in range(0, len(rewards), settings.samples)]
