@@ -17,14 +17,7 @@ from headrace.errors import InferenceError, IntegrityError, Outcome
 from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray
 from headrace.records.ids import Address, EpisodeId, PolicyId, PolicyRef
-from headrace.records.segment import (
-    FinishReason,
-    GenerateRequest,
-    Origin,
-    TokenSegment,
-    TurnCompute,
-    num_tokens,
-)
+from headrace.records.segment import FinishReason, GenerateRequest, Origin, TokenSegment, TurnCompute, num_tokens
 from headrace.records.update import Activation, Standstill
 from headrace.simulation import tokens
 from headrace.simulation.costs import EngineCost
@@ -47,8 +40,10 @@ class _Turn(Job):
         stop: its last token when it ends by itself, None when the budget cuts it.
         arrived_s: when it came.
         done: its finish, or the error that ended it.
-        version: the version that it entered under.
-        swaps: number of swaps before it entered.
+        entered: the version that it entered under.
+        version: the version that samples it now.
+        pieces: (version, tokens) of what other versions sampled of it before.
+        cut: tokens of all these pieces.
         rebuilds: how often its cache was computed again.
         prefill_tokens: tokens of cache that were computed for it, those of rebuilds included.
         rebuilt_s: seconds of the engine that its rebuilds took.
@@ -58,8 +53,10 @@ class _Turn(Job):
     stop: int | None = dataclasses.field(kw_only=True)
     arrived_s: float = dataclasses.field(kw_only=True)
     done: "asyncio.Future[FinishReason]" = dataclasses.field(kw_only=True)
+    entered: int = -1
     version: int = -1
-    swaps: int = 0
+    pieces: list[tuple[int, int]] = dataclasses.field(default_factory=list[tuple[int, int]])
+    cut: int = 0
     rebuilds: int = 0
     prefill_tokens: int = 0
     rebuilt_s: float = 0.0
@@ -68,6 +65,12 @@ class _Turn(Job):
     def num_tokens(self) -> int:
         """Whole tokens that hold its work."""
         return max(1, math.ceil(self.work - 1e-9))
+
+    def close_piece(self, num_tokens: int) -> None:
+        """The version of now sampled it up to this many tokens, and no further."""
+        if num_tokens > self.cut:
+            self.pieces.append((self.version, num_tokens - self.cut))
+            self.cut = num_tokens
 
 
 class SimulatedInference:
@@ -110,7 +113,6 @@ class SimulatedInference:
         self._staged: dict[int, Address] = {}
         self._held: dict[int, Address] = {}
         self._current: int | None = None
-        self._swaps: list[tuple[float, int]] = []
         self._device = device or SharedDevice()
         self._device.attach(self._server.slow)
 
@@ -162,7 +164,8 @@ class SimulatedInference:
             raise error
         waited_until_s = turn.start_s if turn.start is not None else loop.time()
         waited_s, generated_s = waited_until_s - turn.arrived_s, loop.time() - waited_until_s
-        yield TurnTiming(request.request_id, waited_s, generated_s, turn.rebuilds, _compute_of(turn))
+        compute = TurnCompute(turn.prefill_tokens, turn.prefill_s + turn.rebuilt_s, turn.decode_s)
+        yield TurnTiming(request.request_id, waited_s, generated_s, turn.rebuilds, compute)
 
     def _admit(self, request: GenerateRequest) -> _Turn:
         """The turn, not yet submitted. Raises InferenceError REJECTED when it cannot be served."""
@@ -214,8 +217,7 @@ class SimulatedInference:
         """A turn got its slot: it is served with the version of this moment, unless it is pinned."""
         request = turn.request
         assert self._current is not None
-        turn.version = self._current if request.pin_version is None else request.pin_version
-        turn.swaps = len(self._swaps)
+        turn.entered = turn.version = self._current if request.pin_version is None else request.pin_version
         turn.prefill_s = self._cost.turn_start_s
         if self._cost.prefill_tokens_per_s:
             cached = self._cache.tokens((request.affinity, request.trajectory), turn.version)
@@ -235,28 +237,19 @@ class SimulatedInference:
     def _segments(self, turn: _Turn, finish: FinishReason | None) -> list[TokenSegment]:
         """The turn cut at its version changes; without a finish only the pieces that a cut had closed."""
         is_whole = finish in (FinishReason.STOP, FinishReason.LENGTH)
-        end = turn.num_tokens if is_whole else math.floor(turn.sampled_at(turn.end or 0.0) + 1e-9)
-        version, start, pieces = turn.version, 0, list[tuple[int, int]]()
         # A turn that never had a slot has no version of its own: it is stamped with the present one.
         if turn.start is None:
-            version = turn.request.pin_version if turn.request.pin_version is not None else (self._current or 0)
-        elif turn.request.pin_version is None:
-            for clock, new_version in self._swaps[turn.swaps :]:
-                if turn.end is not None and clock >= turn.end:
-                    break
-                cut = min(math.floor(turn.sampled_at(clock) + 1e-9), end)
-                if cut > start:
-                    pieces.append((version, cut - start))
-                version, start = new_version, cut
-        if finish is not None and (end > start or not pieces):
-            pieces.append((version, end - start))
-        self.sampled_tokens += sum([count for _, count in pieces])
-        if (
-            self._cost.prefill_tokens_per_s
-            and is_whole
-            and (self._cost.on_swap == "rebuild" or version == turn.version)
-        ):
-            self._cache.put(turn.request.trajectory, version, turn.context + end)
+            pin = turn.request.pin_version
+            turn.entered = turn.version = pin if pin is not None else (self._current or 0)
+        if finish is not None:
+            turn.close_piece(turn.num_tokens if is_whole else _whole(turn.sampled_at(turn.end or 0.0)))
+        pieces = turn.pieces
+        if finish is not None and not pieces:
+            pieces = [(turn.version, 0)]
+        self.sampled_tokens += turn.cut
+        is_reusable = self._cost.on_swap == "rebuild" or turn.version == turn.entered
+        if self._cost.prefill_tokens_per_s and is_whole and is_reusable:
+            self._cache.put(turn.request.trajectory, turn.version, turn.context + turn.cut)
         stop = turn.stop if finish is FinishReason.STOP else None
         last = len(pieces) - 1
         return [
@@ -267,7 +260,7 @@ class SimulatedInference:
                 policy=PolicyRef(self._policy_id, piece_version),
                 context_version_min=piece_version
                 if self._cost.on_swap == "rebuild"
-                else min(turn.version, piece_version),
+                else min(turn.entered, piece_version),
                 sampling=turn.request.sampling,
                 finish=finish if position == last else None,
             )
@@ -306,12 +299,8 @@ class SimulatedInference:
         self._read(policy, weights)
         if self._staged.get(policy.version, weights) != weights or self._held.get(policy.version, weights) != weights:
             raise _rejected(f"{policy} is there already with other contents")
-        score = self._draws.score("engine", self._worker, "stage", policy.version)
-        await self._pending.spend(
-            self._cost.stage_s.at(score),
-            timeout_s,
-            lambda: InferenceError(f"{policy}: not staged in {timeout_s} s"),
-        )
+        seconds = self._draws.drawn(self._cost.stage_s, "engine", self._worker, "stage", policy.version)
+        await self._pending.spend(seconds, timeout_s, lambda: InferenceError(f"{policy}: not staged in {timeout_s} s"))
         self._staged[policy.version] = weights
 
     async def activate(self, policy: PolicyRef, keep: frozenset[int], timeout_s: float) -> Activation:
@@ -335,17 +324,18 @@ class SimulatedInference:
 
     def _swap(self, version: int) -> int:
         """Cuts what runs; tokens of cache to be computed again."""
-        clock, rebuilt = self._server.clock(), 0
-        self._swaps.append((clock, version))
-        if self._cost.on_swap == "keep_kv":
-            return 0
+        clock, rebuilt, is_rebuilt = self._server.clock(), 0, self._cost.on_swap == "rebuild"
         for turn in self._server.active:
             if turn.request.pin_version is None:
-                lost = turn.context + math.floor(turn.sampled_at(clock))
-                turn.rebuilds += 1
-                turn.rebuilt_s += self._prefill_s(lost)
-                turn.prefill_tokens += lost if self._cost.prefill_tokens_per_s else 0
-                rebuilt += lost
+                sampled = turn.sampled_at(clock)
+                turn.close_piece(_whole(sampled))
+                turn.version = version
+                if is_rebuilt:
+                    lost = turn.context + math.floor(sampled)
+                    turn.rebuilds += 1
+                    turn.rebuilt_s += self._prefill_s(lost)
+                    turn.prefill_tokens += lost if self._cost.prefill_tokens_per_s else 0
+                    rebuilt += lost
         return rebuilt
 
     def _prefill_s(self, num_tokens: int) -> float:
@@ -392,10 +382,6 @@ class SimulatedInference:
         self._pending.fail_all(lambda: InferenceError(f"{self._worker} crashed"))
 
 
-def _compute_of(turn: _Turn) -> TurnCompute:
-    return TurnCompute(turn.prefill_tokens, turn.prefill_s + turn.rebuilt_s, turn.decode_s)
-
-
 def _last_turn(prefix: Sequence[TokenSegment]) -> list[TokenSegment]:
     """What the policy sampled at the end of a prefix: the turn that goes on. The newest segment first."""
     turn: list[TokenSegment] = []
@@ -404,6 +390,11 @@ def _last_turn(prefix: Sequence[TokenSegment]) -> list[TokenSegment]:
             break
         turn.append(segment)
     return turn
+
+
+def _whole(sampled: float) -> int:
+    """Whole tokens among those sampled, a real number that may have lost a little to rounding."""
+    return math.floor(sampled + 1e-9)
 
 
 def _rejected(message: str) -> InferenceError:

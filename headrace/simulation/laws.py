@@ -13,6 +13,8 @@ from statistics import NormalDist
 
 import msgspec
 
+from headrace.records.streams import Streams
+
 _NORMAL = NormalDist()
 
 
@@ -215,6 +217,11 @@ class TruncatedNormal(_Law, frozen=True, tag="normal"):
 
 
 Law = Constant | LogNormal | Exponential | TwoPoint | Quantiles | TruncatedNormal
+
+
+def drawn(law: Law, streams: Streams, *names: str | int) -> float:
+    """The value of a law at the first number of a named stream; what has one value is not drawn."""
+    return law.value if isinstance(law, Constant) else law.at(float(streams.at(*names).standard_normal()))
 
 
 def _require(is_met: bool, message: str) -> None:

@@ -24,6 +24,7 @@ from headrace.records.trajectory import Transcript
 from headrace.records.update import CanaryScore, RowScore, UpdateResult
 from headrace.simulation.costs import TrainerCost
 from headrace.simulation.device import SharedDevice
+from headrace.simulation.laws import drawn
 from headrace.simulation.pending import PendingCalls
 from headrace.simulation.weights import SimulatedWeights, WeightShelf
 
@@ -89,9 +90,9 @@ class SimulatedTrainer:
     async def score(self, rows: Sequence[BatchRow], version: int, timeout_s: float) -> list[RowScore]:
         self._require(version)
         counts = [self._trained_tokens(row.transcript, row.path) for row in rows]
-        score = float(self._streams.at("trainer", "score", version).standard_normal())
-        total = sum(count.total for count in counts)
-        await self._compute(self._cost.score_s.at(score) + total * self._cost.score_s_per_token, timeout_s, "score")
+        total = sum([count.total for count in counts])
+        fixed_s = drawn(self._cost.score_s, self._streams, "trainer", "score", version)
+        await self._compute(fixed_s + total * self._cost.score_s_per_token, timeout_s, "score")
         return [self._row_score(row, count, version) for row, count in zip(rows, counts, strict=True)]
 
     def _row_score(self, row: BatchRow, count: TrainedTokens, version: int) -> RowScore:
@@ -121,9 +122,9 @@ class SimulatedTrainer:
             raise _rejected(f"update {plan.update} is of policy {plan.policy_id}, this trains {self._policy_id}")
         if not all(math.isfinite(value) for row in plan.rows for value in (row.reward, row.advantage, row.weight)):
             raise _rejected(f"update {plan.update}: a reward, advantage or weight is not finite; nothing was changed")
-        total = sum(self._trained_tokens(row.transcript, row.path).total for row in plan.rows)
-        score = float(self._streams.at("trainer", "update", plan.update).standard_normal())
-        compute_s = self._cost.update_s.at(score) + total * self._cost.update_s_per_token
+        total = sum([self._trained_tokens(row.transcript, row.path).total for row in plan.rows])
+        fixed_s = drawn(self._cost.update_s, self._streams, "trainer", "update", plan.update)
+        compute_s = fixed_s + total * self._cost.update_s_per_token
         await self._compute(compute_s, timeout_s, f"update {plan.update}")
         made = SimulatedWeights(self._policy_id, plan.base_version + 1, self.weights, plan.address)
         self.version, self.weights = made.version, self._shelf.put(made)

@@ -18,7 +18,7 @@ import msgspec
 from headrace.config import Section
 from headrace.records.ids import EpisodeId
 from headrace.records.streams import Streams
-from headrace.simulation.laws import Constant, Law, score_of, upper_tail
+from headrace.simulation.laws import Constant, Law, drawn, score_of, upper_tail
 
 HELD_OUT = 1 << 30
 """Indices of held-out tasks start here, those of training tasks at 0."""
@@ -336,9 +336,9 @@ class Draws:
             is_flipped=flip < workload.verdict_flip,
         )
 
-    def score(self, *names: str | int) -> float:
-        """The first standard normal number of a stream that somebody else names."""
-        return float(self._streams.at(*names).standard_normal())
+    def drawn(self, law: Law, *names: str | int) -> float:
+        """The value of somebody else's law, at the first number of a stream that they name."""
+        return drawn(law, self._streams, *names)
 
     def _tokens(self, index: int, task: TaskDraw, noise: float) -> float:
         workload = self.workload
