@@ -352,11 +352,10 @@ class SimulatedInference:
         if weights is None:
             raise _rejected(f"version {version} is neither held nor staged")
         held = self._read(PolicyRef(self._policy_id, version), weights)
-        num_tokens = sum(len(ids_T) for ids_T in ids)
+        count = sum(len(ids_T) for ids_T in ids)
+        seconds = self._prefill_s(count)
         await self._pending.spend(
-            self._prefill_s(num_tokens),
-            timeout_s,
-            lambda: InferenceError(f"{num_tokens} tokens not scored in {timeout_s} s"),
+            seconds, timeout_s, lambda: InferenceError(f"{count} tokens not scored in {timeout_s} s")
         )
         return [held.logprobs(ids_T) for ids_T in ids]
 
