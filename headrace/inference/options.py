@@ -40,6 +40,15 @@ class EngineOptions(Section, frozen=True):
     num_threads: int = 1
     deterministic: bool = False
 
+    @property
+    def cache_bound(self) -> str:
+        """The option that the size of the cache is proportional to."""
+        return "slots"
+
+    def cache_bytes(self, position_bytes: int) -> int:
+        """Size of the cache, where a token's keys and values take so much."""
+        return self.slots * (self.context + 1) * position_bytes
+
     def check(self) -> None:
         """Raises ConfigError for a value out of its bounds."""
         for name in (

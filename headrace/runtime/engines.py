@@ -37,6 +37,15 @@ class SlotOptions(Protocol):
         """Of weights and cache."""
         ...
 
+    @property
+    def cache_bound(self) -> str:
+        """The option that the size of the cache is proportional to."""
+        ...
+
+    def cache_bytes(self, position_bytes: int) -> int:
+        """Size of the cache, where a token's keys and values take so much."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Engine:

@@ -60,7 +60,7 @@ class Memory:
 
     Attributes:
         engine_weights: in the engine.
-        cache: keys and values of all slots.
+        cache: keys and values.
         trainer: weights, gradients, moments and the logits of a micro-batch.
         processes: interpreters and libraries.
     """
@@ -154,7 +154,7 @@ def model_shape(config: Config, folder: Path | None, vocabulary: int) -> ModelSh
 def memory_of(shape: ModelShape, engine: SlotOptions, config: Config, workers: Collection[Worker] = WORKERS) -> Memory:
     """What the workers will hold."""
     size = _FLOAT_BYTES[engine.dtype]
-    cache = 2 * shape.layers * engine.slots * shape.heads * (engine.context + 1) * shape.head_size * size
+    cache = engine.cache_bytes(2 * shape.layers * shape.heads * shape.head_size * size)
     tokens = int(config.trainer.options.get("micro_batch_tokens", 4096))
     trainer = _TRAINER_COPIES * shape.parameters * 4 + _LOGIT_COPIES * tokens * shape.vocabulary * 4
     has_engine, has_trainer = "engine" in workers, "trainer" in workers
@@ -221,10 +221,10 @@ def _memory(memory: Memory, engine: SlotOptions, free: int) -> list[str]:
     if memory.total <= free:
         return []
     rest = free - (memory.total - memory.cache)
-    slots = max(0, rest * engine.slots // max(1, memory.cache))
+    fitting = max(0, rest * getattr(engine, engine.cache_bound) // max(1, memory.cache))
     remedy = "take a smaller model, or lower trainer.options.micro_batch_tokens"
-    if slots:
-        remedy = f"lower inference.options.slots to {slots} at most"
+    if fitting:
+        remedy = f"lower inference.options.{engine.cache_bound} to {fitting} at most"
     return [f"memory of about {memory} is needed, {_gib(free)} is free; {remedy}"]
 
 

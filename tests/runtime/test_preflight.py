@@ -9,6 +9,7 @@ import pytest
 from headrace.config import Config, load_config
 from headrace.errors import ConfigError
 from headrace.inference.options import EngineOptions
+from headrace.inference.vllm.options import VllmOptions
 from headrace.runtime.adapters import open_harness
 from headrace.runtime.preflight import memory_of, model_shape, preflight, preflight_tasks
 
@@ -82,6 +83,7 @@ def test_the_estimate_counts_the_models_own_parameters_and_cache() -> None:
     heads, layers = described["num_key_value_heads"], described["num_hidden_layers"]
     head_size = described["hidden_size"] // described["num_attention_heads"]
     assert memory.cache == 2 * layers * 64 * heads * 257 * head_size * 4
+    assert memory_of(shape, VllmOptions(cache_gib=3), chosen).cache == 3 * GIB
 
 
 def test_a_configuration_without_a_policy_is_not_asked_and_a_half_written_one_is_refused() -> None:

@@ -37,6 +37,15 @@ class VllmOptions(Section, frozen=True):
     num_threads: int = 1
     start_timeout_s: float = 300.0
 
+    @property
+    def cache_bound(self) -> str:
+        """The option that the size of the cache is proportional to."""
+        return "cache_gib"
+
+    def cache_bytes(self, position_bytes: int) -> int:
+        """Size of the cache: the server takes all that it is given, whatever a token's keys and values take."""
+        return self.cache_gib * 1024**3
+
     def check(self) -> None:
         """Raises ConfigError for a value out of its bounds, and for an interpreter that does not run or lacks a module."""
         for name in ("slots", "cache_gib", "num_threads"):
