@@ -1,6 +1,10 @@
 """Fixtures that several folders share; helper modules of this folder are importable from every test below it."""
 
+import os
 from pathlib import Path
+
+# Before torch is imported, here and in what a test starts: on tiny tensors a second thread only waits for its core.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
+
 from headrace.config import decode_config
 from headrace.runtime.workers.settings import WarmStartJob
 from headrace.runtime.workers.warm_start import run
+from headrace.tasks.families import DEFAULT_FAMILIES
 
 MODEL = {
     "model_type": "qwen2",
@@ -16,6 +19,18 @@ MODEL = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
 }
+
+EASY_TASKS = {
+    "kind": "reasoning_gym",
+    "options": {
+        "families": [
+            msgspec.to_builtins(msgspec.structs.replace(family, levels={"easy": family.levels["easy"]}))
+            for family in DEFAULT_FAMILIES[:4]
+        ],
+        "held_out_per_stratum": 1,
+    },
+}
+"""Tasks on which rewards differ within almost every group, so that a small batch moves the weights; four are held out."""
 
 
 def make_warm_policy(folder: Path, steps: int = 140) -> Path:

@@ -9,6 +9,7 @@ import pytest
 from control.local_runs import verified_run
 from control.simulated_runs import faultless, run
 from vllm_case import NEEDS_VLLM, VLLM_PYTHON
+from warm_policy import EASY_TASKS
 
 from headrace.config import Config, decode_config
 from headrace.records.batch import BatchPlanned, GroupAdmitted
@@ -24,6 +25,7 @@ MODES: dict[str, dict[str, Any]] = {
     "one step asynchronous": {"mode": "separate_async", "credit_batches": 1},
 }
 UPDATES = 3
+BATCH_GROUPS = 2
 MARKS = {"simulated": (), "embedded": (pytest.mark.slow,), "vllm": NEEDS_VLLM}
 
 
@@ -43,11 +45,11 @@ def local_config(mode: str, policy: Path, engine: str) -> Config:
     return decode_config(
         {
             "run": {"seed": 11, "updates": UPDATES},
-            "budget": {"turns": 3, "episode_tokens": 200, "turn_tokens": 48, "observation_tokens": 24},
-            "tasks": {"kind": "reasoning_gym", "options": {"held_out_per_stratum": 1}},
+            "budget": {"turns": 3, "episode_tokens": 200, "turn_tokens": 40, "observation_tokens": 24},
+            "tasks": EASY_TASKS,
             "policy": {"kind": "folder", "options": {"path": str(policy)}},
-            "inference": {"kind": engine, "options": {"slots": 16, "context": 256, **options}},
-            "schedule": {"batch_groups": 4, "group_size": 4, **MODES[mode]},
+            "inference": {"kind": engine, "options": {"slots": 8, "context": 256, **options}},
+            "schedule": {"batch_groups": BATCH_GROUPS, "group_size": 4, **MODES[mode]},
             "evaluation": {"every_updates": UPDATES, "temperatures": [1.0]},
         },
         "local test",
@@ -61,7 +63,7 @@ def run_locally(mode: str, policy: Path, folder: Path, engine: str) -> Outcome:
 
 def run_simulated(mode: str) -> Outcome:
     result = run(
-        MODES[mode],
+        {**MODES[mode], "batch_groups": BATCH_GROUPS},
         of=faultless(),
         updates=UPDATES,
         num_held_out=5,
@@ -112,7 +114,7 @@ def test_lag_is_zero_when_synchronous_and_at_most_what_was_waited_for_otherwise(
 
 
 def test_outstanding_groups_reach_the_credit_and_never_exceed_it(outcome: Outcome) -> None:
-    bound = 4 if outcome.mode == "sync" else 8
+    bound = BATCH_GROUPS if outcome.mode == "sync" else 2 * BATCH_GROUPS
     assert max(admitted.outstanding for admitted in outcome.of(GroupAdmitted)) == bound
 
 

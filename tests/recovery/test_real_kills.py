@@ -4,8 +4,10 @@
 """
 
 import contextlib
+import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from warm_policy import EASY_TASKS
 
 from headrace.records.action import ActionIntended
 from headrace.records.batch import BatchPlanned
@@ -28,6 +31,8 @@ from headrace.store.verify import verify_run
 KILLS = int(os.environ.get("HEADRACE_KILLS", "3"))
 DOOMED = Path(__file__).parent / "doomed_job.py"
 UPDATES = 4
+RECORDED = "seed 11  local"
+"""Of the line that a job prints once the beginning of its run is in the journal."""
 PATIENCE_S = 400.0
 JOB = """
 [run]
@@ -38,12 +43,12 @@ deterministic = true
 [budget]
 turns = 3
 episode_tokens = 200
-turn_tokens = 48
+turn_tokens = 40
 observation_tokens = 24
 
 [tasks]
 kind = "reasoning_gym"
-options = {{ held_out_per_stratum = 1 }}
+options = {tasks}
 
 [policy]
 kind = "folder"
@@ -51,7 +56,7 @@ options = {{ path = "{policy}" }}
 
 [inference]
 kind = "embedded"
-options = {{ slots = 16, context = 256, deterministic = true }}
+options = {{ slots = 8, context = 256, deterministic = true }}
 
 [environment]
 kind = "sandbox"
@@ -61,7 +66,7 @@ options = {{ tools = ["calculator"] }}
 learning_rate = 1e-3
 
 [schedule]
-batch_groups = 4
+batch_groups = 2
 group_size = 4
 
 [evaluation]
@@ -75,11 +80,19 @@ every_updates = 2
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def job(warm_policy: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB.format(policy=warm_policy, updates=UPDATES), encoding="utf-8")
+@pytest.fixture(scope="module")
+def job(warm_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("job") / "job.toml"
+    tasks = json.dumps(EASY_TASKS["options"], separators=(", ", " = "))  # an inline table of TOML
+    path.write_text(JOB.format(policy=warm_policy, updates=UPDATES, tasks=tasks), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def whole(job: Path) -> Path:
+    """Folder of an undisturbed run of the job, for tests that leave it as it is."""
+    finish(start(job.parent, str(job), "--run", "whole"))
+    return job.parent / "runs" / "whole"
 
 
 Process = subprocess.Popen[str]
@@ -96,13 +109,13 @@ def start(folder: Path, *arguments: str) -> Process:
     )
 
 
-def until_recorded(process: Process) -> None:
-    """Returns once the run's beginning is in its journal, which the job then says."""
+def until_said(process: Process, wanted: str) -> None:
+    """Returns once a line of the job's has the words in it."""
     assert process.stdout is not None
     seen: list[str] = []
     for line in process.stdout:
         seen.append(line)
-        if "seed 11  local" in line:
+        if wanted in line:
             return
     raise AssertionError("".join(seen))
 
@@ -136,7 +149,7 @@ def wait_gone(pids: set[int]) -> None:
 
 def kill_after(process: Process, seconds: float) -> bool:
     """Whether it was killed; False when it had ended before."""
-    until_recorded(process)
+    until_said(process, RECORDED)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
         return False
@@ -163,10 +176,11 @@ def finish(process: Process, status: int = 0) -> str:
     return output
 
 
-def test_a_job_killed_at_random_instants_ends_where_the_undisturbed_one_ends(job: Path, tmp_path: Path) -> None:
-    finish(start(tmp_path, str(job), "--run", "whole"))
-    whole = events_of(tmp_path, "whole")
-    length_s = whole[-1].t_ns / 1e9
+def test_a_job_killed_at_random_instants_ends_where_the_undisturbed_one_ends(
+    job: Path, whole: Path, tmp_path: Path
+) -> None:
+    undisturbed = events_of(job.parent, whole.name)
+    length_s = undisturbed[-1].t_ns / 1e9
     delays = np.random.default_rng(5).uniform(0.5, 1.0 + length_s / 2, KILLS)
     process, kills, is_over = start(tmp_path, str(job), "--run", "killed"), 0, False
     for delay_s in delays.tolist():
@@ -190,7 +204,7 @@ def test_a_job_killed_at_random_instants_ends_where_the_undisturbed_one_ends(job
     assert Counter(map(str, planned)) == Counter(drawn), "every task that was drawn trained once"
     resumed = [event.payload for event in events if isinstance(event.payload, RunResumed)]
     assert all(item.identical == item.replayed for item in resumed)
-    assert committed(events) == committed(whole), "bit for bit the undisturbed run's weights"
+    assert committed(events) == committed(undisturbed), "bit for bit the undisturbed run's weights"
 
 
 @pytest.mark.parametrize(("case", "status"), [("tool", -signal.SIGKILL), ("sync", 1)])
@@ -220,9 +234,7 @@ def test_the_two_cases_with_real_processes(job: Path, tmp_path: Path, case: str,
 
 def test_sigterm_ends_a_job_at_once_and_it_goes_on_without_a_wait(job: Path, tmp_path: Path) -> None:
     process = start(tmp_path, str(job), "--run", "told")
-    until_recorded(process)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(3.0)
+    until_said(process, f"update 1/{UPDATES}")
     below = descendants(process.pid)
     process.send_signal(signal.SIGTERM)
     assert "--resume" in finish(process, 128 + signal.SIGTERM)
@@ -237,14 +249,15 @@ def test_sigterm_ends_a_job_at_once_and_it_goes_on_without_a_wait(job: Path, tmp
     assert any(isinstance(event.payload, CheckpointWritten) for event in events)
 
 
-def test_a_run_that_would_be_another_one_is_refused_with_every_difference(job: Path, tmp_path: Path) -> None:
-    finish(start(tmp_path, str(job), "run.updates=1", "--run", "small"))
+def test_a_run_that_would_be_another_one_is_refused_with_every_difference(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "runs" / "small")
     before = events_of(tmp_path, "small")
-    refused = start(tmp_path, "--resume", "small", "run.seed=12", "schedule.group_size=5", "run.updates=2")
+    more = UPDATES + 1
+    refused = start(tmp_path, "--resume", "small", "run.seed=12", "schedule.group_size=5", f"run.updates={more}")
     output = finish(refused, 1)
     assert "run.seed: 11 when it started, 12 now" in output
     assert "schedule.group_size: 4 when it started, 5 now" in output
     assert "run.updates" not in output.partition("cannot go on")[2].partition("start a new run")[0]
     assert events_of(tmp_path, "small") == before
-    finish(start(tmp_path, "--resume", "small", "run.updates=2"))
-    assert events_of(tmp_path, "small")[-1].payload == RunEnded("completed", 2)
+    finish(start(tmp_path, "--resume", "small", f"run.updates={more}"))
+    assert events_of(tmp_path, "small")[-1].payload == RunEnded("completed", more)
