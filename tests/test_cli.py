@@ -69,9 +69,13 @@ def test_an_empty_folder_of_runs_says_how_to_begin(capsys: pytest.CaptureFixture
     assert "headrace train CONFIG" in capsys.readouterr().out
 
 
-def test_a_list_of_runs_loads_no_tensor_library(tmp_path: Path) -> None:
-    listed = f"main(['ls', '--runs', {str(tmp_path)!r}])"
-    code = f"import sys; from headrace.cli import main; {listed}; print('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    "work",
+    ["headrace.cli.main(['ls', '--runs', '/nowhere'])"]
+    + [f"import headrace.runtime.{name}" for name in ("training", "checking", "evaluating", "playing", "replaying")],
+)
+def test_only_workers_load_a_tensor_library(work: str) -> None:
+    code = f"import sys, headrace.cli; {work}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False"
 

@@ -15,8 +15,8 @@ from headrace.config import AlgorithmSection
 from headrace.processes.serve import Server
 from headrace.records.ids import Address
 from headrace.records.provenance import address_of
-from headrace.training.child import hello_of, serve_trainer
 from headrace.training.core import TrainerCore, TrainerOptions
+from headrace.training.serve import hello_of, serve_trainer
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from headrace.inference.messages import (
     decode,
     encode,
 )
-from headrace.inference.turns import EngineStats
+from headrace.inference.stats import EngineStats
 from headrace.ports import TurnTiming
 from headrace.processes.child import Child
 from headrace.records.arrays import Float32Bytes, IntArray, int32_bytes

@@ -20,14 +20,12 @@ from headrace.inference.options import EngineOptions
 from headrace.inference.passes import Passes
 from headrace.inference.rows import Ints, Rows
 from headrace.inference.sampling import draw
+from headrace.inference.stats import Counters, EngineStats, Timeline
 from headrace.inference.turns import (
     NO_SLOT,
-    Counters,
-    EngineStats,
     Failure,
     Output,
     StepWork,
-    Timeline,
     Turn,
     prefix_ids,
 )

@@ -12,7 +12,8 @@ import msgspec
 
 from headrace.errors import InferenceError
 from headrace.inference.core import EngineCore
-from headrace.inference.turns import EngineStats, Failure, Output, StepWork
+from headrace.inference.stats import EngineStats
+from headrace.inference.turns import Failure, Output, StepWork
 from headrace.ports import TurnTiming
 from headrace.records.arrays import Float32Bytes, IntArray, float32_bytes
 from headrace.records.ids import Address, PolicyRef

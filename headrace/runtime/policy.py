@@ -23,7 +23,7 @@ from headrace.runtime.folders import cache_folder
 from headrace.runtime.parts import part_files
 from headrace.runtime.workers.settings import ConversionJob, WarmStartJob, command
 from headrace.tasks.demonstrations import Sloppiness
-from headrace.training.warm_start import WarmStartSettings
+from headrace.training.warm_settings import WarmStartSettings
 
 WARM_START_TIMEOUT_S = 3600.0
 CONVERSION_TIMEOUT_S = 1800.0
@@ -197,7 +197,7 @@ def _sources() -> list[Path]:
         root / "tasks" / "reasoning_gym.py",
         *(
             root / "training" / f"{name}.py"
-            for name in ("initialization", "packing", "policy", "warm_start", "weights")
+            for name in ("initialization", "packing", "policy", "warm_settings", "warm_start", "weights")
         ),
         root / "environments" / "calculator.py",
         root / "runtime" / "demonstrating.py",

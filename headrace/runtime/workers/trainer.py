@@ -10,8 +10,8 @@ from headrace.runtime.folders import BLOBS
 from headrace.runtime.workers.settings import TrainerSettings, parse
 from headrace.store.blobs import FileBlobs
 from headrace.store.reader import open_reader
-from headrace.training.child import hello_of, serve_trainer
 from headrace.training.core import TrainerCore, TrainerOptions
+from headrace.training.serve import hello_of, serve_trainer
 
 
 def main() -> None:
