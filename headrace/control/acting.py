@@ -11,6 +11,7 @@ this one was intended, is no answer: it is recorded as refused, and the outcome 
 """
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from headrace.control.past import AttemptPast
 from headrace.control.recorder import OwnerPen, WorkerClock
@@ -22,6 +23,7 @@ from headrace.records.ids import Address
 from headrace.records.run import AnswerRefused
 
 _TRIES = 3
+_PURE: Final = EffectClass.PURE
 Turn = Callable[[], Awaitable[float | None]]
 """Seconds that a call waited for its turn, once they are over; None when its episode has no time left."""
 
@@ -88,7 +90,7 @@ class ActionRunner:
             self.has_intended = True
             intended = ActionIntended(action, lease.token, effect, self.revision, wait_s)
             intent = self._recorder.record(intended, key=key)
-            if effect is not EffectClass.PURE:
+            if effect is not _PURE:
                 await self._recorder.durable(intent)
         receipt = await self._execute(action, lease, timeout_s, turn)
         self.revision = receipt.revision
@@ -131,7 +133,7 @@ class ActionRunner:
         if answer is None:
             return None
         effect = self._environment.effect
-        if effect is EffectClass.PURE:
+        if effect is _PURE:
             return None
         if effect is EffectClass.SNAPSHOT and self.revision is not None:
             await self._restore(action, self.revision, answer, timeout_s)

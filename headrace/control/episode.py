@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -46,6 +47,9 @@ from headrace.records.task import Task
 from headrace.records.terminal import InfraError, Limit, Terminal, Truncated
 from headrace.records.trajectory import ActionOutcome, EpisodeStarted
 
+_STOP: Final = FinishReason.STOP
+_FINAL: Final = ParseStatus.FINAL
+_MALFORMED: Final = ParseStatus.MALFORMED
 _NO_PAST = AttemptPast(EpisodeId(GroupId("", 0), 0, 0))
 """What every new attempt has behind it: one record for all of them, which nobody writes to."""
 
@@ -229,7 +233,7 @@ class _Attempt:
                 return Truncated(limit)
             min_version = max([segment.policy.version for segment in segments if segment.policy])
             parsed = self._ports.harness.parse(joined_ids(segments))
-            if parsed.status is ParseStatus.FINAL:
+            if parsed.status is _FINAL:
                 self._opener.look_ahead("it was claimed")
                 trace.final_text = parsed.text
                 return await self._ports.environment.claim(
@@ -265,9 +269,9 @@ class _Attempt:
 
     def _limit_of(self, last: TokenSegment, room: int) -> Limit | None:
         """Which limit ended the turn, if one did."""
+        if last.finish is None or last.finish is _STOP:
+            return None
         match last.finish:
-            case FinishReason.STOP | None:
-                return None
             case FinishReason.INTERRUPTED if self._generator.is_stopped:
                 return Limit.WALL
             case FinishReason.INTERRUPTED:
@@ -278,7 +282,7 @@ class _Attempt:
     async def _respond(self, step: int, parsed: ParsedTurn) -> Limit | None:
         """Shows the policy what came of its turn; the limit that ends the episode, if one does."""
         trace, budget, harness = self.trace, self._budget, self._ports.harness
-        if parsed.status is ParseStatus.MALFORMED:
+        if parsed.status is _MALFORMED:
             trace.malformed += 1
             self.trace.take_observed(self._within(1, lambda room: harness.object_to(parsed.problem, room)))
             return Limit.MALFORMED_CALLS if trace.malformed >= budget.malformed_calls else None
@@ -292,12 +296,13 @@ class _Attempt:
             wait_s: float | None = 0.0
             if not is_committed:
                 self._opener.look_ahead(action.id)
-                wait_s = await self._service_turn()
+                if self._ports.service.is_limited:
+                    wait_s = await self._service_turn()
                 if wait_s is None:
                     break
             begin_s, held_s = self._loop.time(), trace.service_s
             receipt, commit = await self._actions.run(
-                action, self._lease, self._tool_timeout_s(), wait_s=wait_s, turn=self._service_turn
+                action, self._lease, self._tool_timeout_s(begin_s), wait_s=wait_s, turn=self._service_turn
             )
             elapsed_s = self._loop.time() - begin_s - (trace.service_s - held_s)
             trace.tool_s += receipt.metering.wall_s if is_committed else elapsed_s
@@ -371,11 +376,11 @@ class _Attempt:
             )
         self.trace.take_observed(observed)
 
-    def _tool_timeout_s(self) -> float:
+    def _tool_timeout_s(self, now_s: float) -> float:
         """The tool's deadline: its own, or what is left of the wall limit, at least a millisecond."""
         if not self._has_wall_limit:
             return self._timeouts.tool_s
-        return max(1e-3, min(self._timeouts.tool_s, self._wall_deadline_s - self._loop.time()))
+        return max(1e-3, min(self._timeouts.tool_s, self._wall_deadline_s - now_s))
 
     def _limit_reached(self, step: int) -> Limit | None:
         """The limit that ends the episode after the step; none did where it went on."""

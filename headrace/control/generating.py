@@ -10,13 +10,14 @@ boundary and keeps its tokens.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from headrace.control.recorder import OwnerPen, WorkerClock
 from headrace.errors import InferenceError, IntegrityError, Outcome
 from headrace.ports import Inference, TurnTiming
 from headrace.records.ids import EpisodeId
 from headrace.records.run import AnswerRefused
-from headrace.records.segment import GenerateRequest, Origin, TokenSegment, TurnGenerated
+from headrace.records.segment import POLICY, GenerateRequest, TokenSegment, TurnGenerated
 
 _AGAIN_S = 0.5
 """Seconds after which a lost turn is asked for again."""
@@ -73,15 +74,29 @@ class TurnGenerator:
         Raises:
             InferenceError: when the engine failed, or broke a law of its port.
         """
-        try:
-            return await self._sample(request, step)
-        except InferenceError as lost:
-            if lost.outcome is not Outcome.LOST or self.is_stopped:
-                raise
+        is_again = False
+        while True:
+            segments: list[TokenSegment] = []
+            timing: TurnTiming | None = None
+            self._request_id = request.request_id
+            self._clock.enter()
+            try:
+                async for part in self._inference.generate(request, self._timeout_s):
+                    if isinstance(part, TokenSegment):
+                        segments.append(_checked(part, request.min_version))
+                    else:
+                        timing = part
+                return self._whole(request, step, segments, timing)
+            except InferenceError as lost:
+                if is_again or lost.outcome is not Outcome.LOST or self.is_stopped:
+                    raise
+                is_again = True
+            finally:
+                self._request_id = None
+                self._clock.leave()
             # A turn is a function of its request, so asking again gives what was lost. Where the engine itself is gone the
             # run ends first, and its next process asks.
             await asyncio.sleep(_AGAIN_S)
-            return await self._sample(request, step)
 
     def stop(self) -> None:
         """The attempt's time is over: a running turn is interrupted and keeps its tokens."""
@@ -94,21 +109,10 @@ class TurnGenerator:
         if self._interrupt is not None:
             await self._interrupt
 
-    async def _sample(self, request: GenerateRequest, step: int) -> TurnGenerated:
-        """The turn as the engine delivered it, whole. Raises InferenceError; what came of a part of it is dropped."""
-        segments: list[TokenSegment] = []
-        timing: TurnTiming | None = None
-        self._request_id = request.request_id
-        self._clock.enter()
-        try:
-            async for part in self._inference.generate(request, self._timeout_s):
-                if isinstance(part, TurnTiming):
-                    timing = part
-                else:
-                    segments.append(_checked(part, request.min_version))
-        finally:
-            self._request_id = None
-            self._clock.leave()
+    def _whole(
+        self, request: GenerateRequest, step: int, segments: Sequence[TokenSegment], timing: TurnTiming | None
+    ) -> TurnGenerated:
+        """The turn as the engine delivered it. Raises InferenceError where it is not whole, or another one."""
         if timing is None or not segments or segments[-1].finish is None:
             raise InferenceError(f"{request.request_id}: the engine ended a turn without a reason", Outcome.LOST)
         if timing.request_id != request.request_id:
@@ -143,7 +147,7 @@ def _checked(segment: TokenSegment, min_version: int) -> TokenSegment:
         segment.check()
     except IntegrityError as error:
         raise InferenceError(f"the engine delivered a segment that cannot be stored: {error}", Outcome.LOST) from error
-    if segment.origin is not Origin.POLICY or segment.policy is None:
+    if segment.origin is not POLICY or segment.policy is None:
         raise InferenceError(f"the engine delivered a segment of origin {segment.origin.value}", Outcome.LOST)
     if segment.policy.version < min_version:
         raise InferenceError(f"the engine sampled with {segment.policy}, older than {min_version}", Outcome.LOST)

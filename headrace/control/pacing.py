@@ -23,6 +23,11 @@ class ServiceTurns:
         self._queue = asyncio.Lock()
         self._free_s = 0.0
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether a call may have to wait."""
+        return self._pace is not None
+
     async def turn(self, timeout_s: float | None) -> float | None:
         """Seconds until the call may begin, once they are over; None at the end of its time, and no turn is used up."""
         if self._pace is None:

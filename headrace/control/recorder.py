@@ -70,7 +70,7 @@ class Recorder:
 
     def record(self, payload: Payload, *, key: str, cause: int = 0, rows: Sequence[Row] = ()) -> int:
         """Sequence number of the event."""
-        if isinstance(payload, UpdateCompleted):
+        if type(payload) is UpdateCompleted:
             self.updates = payload.result.update
         if self._recorded and (known := self._recorded.get((kind_of(payload), key))) is not None:
             return known

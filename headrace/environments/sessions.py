@@ -105,12 +105,14 @@ class _Taken:
                 if not waiter.done():  # its owner was cancelled
                     waiter.set_result(None)
 
-    async def receipt(self) -> Receipt:
-        """Waits without owning: the action goes on when the waiter is cancelled."""
-        if self.outcome is None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
+    def ending(self) -> "asyncio.Future[None]":
+        """Is done once the running action has ended, which goes on when whoever waits is cancelled."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    def receipt(self) -> Receipt:
+        """The receipt of an ended action; raises what left it without one."""
         assert self.outcome is not None
         if isinstance(self.outcome, BaseException):
             raise self.outcome
@@ -234,7 +236,9 @@ class SessionEnvironment(abc.ABC):
             taken.task = asyncio.create_task(self._act(session, taken, lease, timeout_s), name=f"action {action.id}")
         elif taken.action != action:
             raise EnvironmentFault(f"{action.id} was taken with other arguments", Outcome.REJECTED)
-        return await taken.receipt()
+        if taken.outcome is None:
+            await taken.ending()
+        return taken.receipt()
 
     async def probe(self, handle: Handle, action_id: ActionId, timeout_s: float) -> Receipt | IncarnationLost | None:
         session = self._session(handle)
@@ -243,8 +247,10 @@ class SessionEnvironment(abc.ABC):
         taken = session.taken.get(action_id)
         if taken is not None:
             try:
-                async with asyncio.timeout(timeout_s):
-                    return await taken.receipt()
+                if taken.outcome is None:
+                    async with asyncio.timeout(timeout_s):
+                        await taken.ending()
+                return taken.receipt()
             except TimeoutError:
                 raise EnvironmentFault(f"{action_id} is still running after {timeout_s} s") from None
             except EnvironmentFault as fault:

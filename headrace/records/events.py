@@ -137,7 +137,7 @@ _REPEATED = _TELEMETRY | {SourceExhausted, EnvironmentRestored, BreakerChanged}
 
 def durability(payload: Payload) -> Durability:
     """How soon the event must be on disk. An INTENT may be batched only where the environment is pure."""
-    if isinstance(payload, ActionIntended) and payload.effect is not _PURE:
+    if type(payload) is ActionIntended and payload.effect is not _PURE:
         return Durability.DURABLE
     return _DURABILITY.get(type(payload), _BATCHED)
 
