@@ -29,6 +29,15 @@ def copied(shop: Path, shop_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(shop_run, tmp_path / "runs" / "copied"))
 
 
+def test_the_tutorials_run_trains_and_an_episode_of_it_comes_out_again_byte_for_byte(shop_run: Path, capsys) -> None:
+    status, text = said(capsys, "replay", "train.0.0.0", "--run", shop_run)
+    assert status == 0
+    assert "the transcript came out byte for byte" in text
+    assert text.rstrip().endswith("the same")
+    status, text = said(capsys, "verify", "--run", shop_run)
+    assert (status, "sound" in text) == (0, True)
+
+
 def test_parquet_is_read_by_pyarrow_duckdb_and_polars_alike(shop_run: Path, tmp_path: Path, capsys) -> None:
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -42,7 +42,7 @@ def test_qwen3_plays_the_arithmetic_tasks_and_nothing_but_the_policy_fails(tmp_p
         "budget.turn_tokens=512",
         "tasks.options={ held_out_per_stratum = 1 }",
     )
-    argv = [sys.executable, "-m", "headrace.cli", "check", str(ARITHMETIC), *overrides, "--train", "10"]
+    argv = [sys.executable, "-m", "headrace.cli", "check", str(ARITHMETIC), *overrides, "--train", "2"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sound" in done.stdout
