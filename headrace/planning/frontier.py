@@ -16,7 +16,8 @@ class Reference(msgspec.Struct, frozen=True):
 
     Attributes:
         rule: its name, with the allowed lag.
-        groups_per_ks: trained per 1000 s.
+        groups_per_ks: trained per 1000 s of the whole run: a rule that loses nothing trains what is offered once it is
+            steady, and the share of `requeue` is below that.
         max_lag: of the oldest trained token, updates.
         long_share: of the trained groups; 0.10 is offered.
     """
@@ -51,11 +52,11 @@ def covering(reference: Reference, cells: Sequence[Measured], stratum: str = "lo
     good = [
         cell
         for cell in cells
-        if cell.outcome.steady_groups_per_ks >= _RATE_SLACK * reference.groups_per_ks
+        if cell.outcome.groups_per_ks >= _RATE_SLACK * reference.groups_per_ks
         and cell.outcome.lags.oldest_max <= reference.max_lag
         and cell.outcome.strata[stratum].trained_share >= reference.long_share - _SHARE_SLACK
     ]
-    return max(good, key=lambda cell: cell.outcome.steady_groups_per_ks, default=None)
+    return max(good, key=lambda cell: cell.outcome.groups_per_ks, default=None)
 
 
 def _dominates(other: Measured, cell: Measured) -> bool:

@@ -70,6 +70,7 @@ def rule_cells(scenario: Scenario, updates: int, lag: int = 4) -> list[Cell]:
         (f"drop at use ({lag})", asynchronous(lag, staleness="drop", max_lag=lag)),
         (f"cancel when stale ({lag})", asynchronous(lag, staleness="cancel", max_lag=lag)),
         (f"requeue when stale ({lag})", asynchronous(lag, staleness="requeue", max_lag=lag)),
+        (f"requeue when stale ({lag}), credit 31", asynchronous(31, staleness="requeue", max_lag=lag)),
         ("wait, lag <= 24", asynchronous(6, staleness="wait", max_lag=24)),
         ("pace at the knee (6)", asynchronous(max(lag, 6))),
         ("pace, credit found", FOUND),

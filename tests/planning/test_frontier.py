@@ -44,7 +44,7 @@ def test_a_reference_is_covered_only_by_a_rule_as_good_in_throughput_lag_and_mix
     slow_and_fast: tuple[Measured, Measured],
 ) -> None:
     slow, fast = slow_and_fast
-    rate, lag = fast.outcome.steady_groups_per_ks, fast.outcome.lags.oldest_max
+    rate, lag = fast.outcome.groups_per_ks, fast.outcome.lags.oldest_max
     share = fast.outcome.strata["long"].trained_share
     assert covering(Reference("same", rate, lag, share), [slow, fast]) == fast
     assert covering(Reference("faster", 1.1 * rate, lag, share), [slow, fast]) is None
