@@ -85,6 +85,8 @@ def bottleneck_of(demands: Demands, outcome: Outcome, scenario: Scenario) -> str
     share = seconds / cycle_s
     if share >= BUSY:
         return f"{name}: {share:.0%} of an update's time"
+    if 1.0 - outcome.steady_trainer_idle >= BUSY:
+        return f"trainer: never idle ({share:.0%} of an update's time it computes, the rest it publishes)"
     rest = 1.0 - share
     if demands.trainer + demands.sync + demands.decode >= BUSY * cycle_s:
         return f"{name} ({share:.0%} of an update's time), taking turns with the rest: overlap would help"

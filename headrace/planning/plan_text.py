@@ -67,7 +67,7 @@ def _recommendation(plan: Plan) -> list[str]:
     best = max(more, key=lambda p: p.figures.groups_per_ks)
     bound = abs(plan.replay_error) + chosen.figures.spread
     return [
-        f"Recommended: {chosen.layout.name} ({gain:+.0%} groups/ks against the replay of this run)",
+        f"Recommended: {chosen.layout.name} ({gain:+.0%} groups/ks against this run as it is, both without evaluations)",
         f"  {' '.join(overrides)}",
         f"  Believe it to about +-{bound:.0%}: the replay of the run itself is off by {plan.replay_error:+.1%}, seeds "
         f"spread by {chosen.figures.spread:.0%}.",
@@ -78,7 +78,7 @@ def _recommendation(plan: Plan) -> list[str]:
 
 
 def _gain(figures: Figures, plan: Plan) -> float:
-    return figures.groups_per_ks / plan.replayed.groups_per_ks - 1.0
+    return figures.groups_per_ks / plan.plain.groups_per_ks - 1.0
 
 
 def _rates(plan: Plan) -> str:

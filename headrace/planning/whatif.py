@@ -107,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True):
         fitted: what was fitted.
         measured: the run's own figures.
         replayed: the same from the replay, mean over its seeds.
+        plain: the run's own layout without its evaluations, as all predictions are.
         margins: half widths of the 95% prediction intervals of one run around them, by the spread over the seeds.
         bottleneck: of the run as it is.
         demands: of the run as it is.
@@ -117,6 +118,7 @@ class Plan(msgspec.Struct, frozen=True):
     fitted: Fitted
     measured: Figures
     replayed: Figures
+    plain: Figures
     margins: Margins
     bottleneck: str
     demands: Demands
@@ -145,15 +147,18 @@ def plan_run(fitted: Fitted) -> Plan:
     layouts = sweep(fitted)
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
         replays = [pool.submit(replay, fitted, seed) for seed in REPLAY_SEEDS]
+        plain = [pool.submit(try_layout, fitted, Layout("as it is", {}), seed) for seed in SWEEP_SEEDS]
         tries = [[pool.submit(try_layout, fitted, layout, seed) for seed in SWEEP_SEEDS] for layout in layouts]
         replayed = [future.result() for future in replays]
         outcomes = [[future.result() for future in futures] for futures in tries]
+        own = figures_of([future.result() for future in plain])
     predictions = [_prediction(fitted, layout, found) for layout, found in zip(layouts, outcomes, strict=True)]
     demands = demands_of(fitted.scenario, fitted.cpu_s_per_episode, fitted.cores)
     return Plan(
         fitted=fitted,
         measured=figures_of([fitted.measured]),
         replayed=figures_of(replayed),
+        plain=own,
         margins=margins_of(replayed),
         bottleneck=bottleneck_of(demands, replayed[0], fitted.scenario),
         demands=demands,

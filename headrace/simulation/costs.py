@@ -1,5 +1,6 @@
 """What engine and trainer cost, as data. Figures of a cost model, never of hardware."""
 
+import math
 from typing import Literal
 
 from headrace.config import Section
@@ -48,8 +49,8 @@ class EngineCost(Section, frozen=True):
         if not 0.0 < self.while_training <= 1.0:
             raise ValueError(f"engine.while_training is {self.while_training}; it must be above 0 and at most 1")
         for name in ("swap_pause_s", "turn_start_s"):
-            if getattr(self, name) < 0.0:
-                raise ValueError(f"engine.{name} is {getattr(self, name)}; it must be >= 0")
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"engine.{name} is {getattr(self, name)}; it must be finite and at least 0, or absent")
 
     def request_rates(self) -> list[float]:
         """Tokens per second of one request at 0, 1, …, `slots` active ones; index 0 is unused."""
@@ -89,5 +90,7 @@ class TrainerCost(Section, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("update_s_per_token", "score_s_per_token", "canary_s", "save_s", "drift", "weights_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"trainer.{name} is {getattr(self, name)}; it must be >= 0")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"trainer.{name} is {getattr(self, name)}; it must be finite and at least 0, or absent"
+                )

@@ -91,7 +91,10 @@ def load_scenario(name: str | Path) -> Scenario:
         folder = importlib.resources.files("headrace.simulation") / "workloads"
         text = (folder / f"{name}.toml").read_text(encoding="utf-8")
     else:
-        raise ConfigError(f"no scenario is called {name!r}; there are {', '.join(scenario_names())}")
+        raise ConfigError(
+            f"no workload is called {name!r}; there are {', '.join(scenario_names())}, and a TOML file or a run's folder "
+            "may be named by its path"
+        )
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -135,6 +135,8 @@ def test_a_bottleneck_is_the_resource_that_one_update_keeps_busy(runs: dict[str,
     demands = demands_of(slow, None, None)
     outcome = msgspec.structs.replace(run.measured, steady_groups_per_ks=1e3 * 4 / 100.0)
     assert bottleneck_of(demands, outcome, slow).startswith("trainer: 99%")
+    publishes = msgspec.structs.replace(run.measured, steady_groups_per_ks=1e3 * 4 / 150.0, steady_trainer_idle=0.0)
+    assert bottleneck_of(demands, publishes, slow).startswith("trainer: never idle (66% of")
     idle = msgspec.structs.replace(run.measured, steady_groups_per_ks=1e3 * 4 / 1000.0)
     assert bottleneck_of(demands, idle, slow).startswith("no resource is full (trainer 10%)")
 
@@ -191,7 +193,9 @@ def test_a_plan_never_goes_without_its_error_and_says_what_it_cannot_try(runs: d
     measured = figures_of([run.measured])
     predictions = [Prediction(layout, measured, "trainer", demands) for layout in sweep(run)]
     margins = margins_of([run.measured] * len(REPLAY_SEEDS))
-    plan = Plan(run, measured, measured, margins, "trainer", demands, tuple(predictions), recommend(predictions))
+    plan = Plan(
+        run, measured, measured, measured, margins, "trainer", demands, tuple(predictions), recommend(predictions)
+    )
     text = render_plan(plan)
     assert "Believe it to about +-0%" in text
     assert "colocate_async is counted without the cost of switching" in text
