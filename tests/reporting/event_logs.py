@@ -45,6 +45,7 @@ from headrace.records.update import (
     WeightsStaged,
 )
 from headrace.records.verdict import Scored, Unscored, UnscoredCause, Verdict, VerdictSealed
+from headrace.reporting.report import RunReport, report_run
 
 POLICY = PolicyId("policy")
 VERSION = content_version("any code")
@@ -291,3 +292,23 @@ def make_transcript(
     )
     transcript.check()
     return transcript
+
+
+def report_of(log: Log) -> RunReport:
+    return report_run(log.events, log.read)
+
+
+def two_updates() -> Log:
+    """Groups 0 (easy; 1, 0) and 1 (hard; 1, absent, 1, 0) train; group 2 is filtered; 3 is open at the end."""
+    log = Log(cores=2.0)
+    log.worker(0.0, "trainer", WorkerState.IDLE)
+    log.commit(1.0, 0)
+    first = log.group(1.0, 3.0, 0, (1.0, 0.0))
+    log.update(4.0, 5.0, 6.0, 1, {0: first}, ess=0.5)
+    second = log.group(6.0, 10.0, 1, (1.0, None, 1.0, 0.0), "hard", version=1)
+    log.group(6.0, 10.0, 2, (1.0, 1.0), "hard")
+    log.reject(10.0, 2, "stale: lag 3 > 2", difficulty="hard")
+    log.draw(10.0, 3)
+    log.update(12.0, 14.0, 16.0, 2, {1: second}, ess=0.9, lag=2)
+    log.end(36.0)
+    return log

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from event_logs import POLICY, Log, episode_id, make_task
+from event_logs import POLICY, Log, episode_id, make_task, report_of, two_updates
 
 from headrace.records.batch import MemberResult
 from headrace.records.evaluation import EvaluationCompleted, StratumScore
@@ -16,13 +16,8 @@ from headrace.records.trajectory import ForkCause, TranscriptSealed
 from headrace.records.update import GenerationPaused, GenerationResumed
 from headrace.records.verdict import VerdictDisputed
 from headrace.reporting.folds.funnel import Funnel
-from headrace.reporting.folds.stages import EngineTime
 from headrace.reporting.folds.turns import Turns
-from headrace.reporting.report import RunReport, report_run
-
-
-def report_of(log: Log) -> RunReport:
-    return report_run(log.events, log.read)
+from headrace.reporting.report import report_run
 
 
 def stage(funnel: Funnel, name: str, purpose: str = "train") -> int:
@@ -33,22 +28,6 @@ def stage(funnel: Funnel, name: str, purpose: str = "train") -> int:
 def outcome(funnel: Funnel, name: str, reason: str, purpose: str = "train") -> int:
     found = [item.counts[purpose] for item in funnel.outcomes if (item.stage, item.reason) == (name, reason)]
     return found[0] if found else 0
-
-
-def two_updates() -> Log:
-    """Groups 0 (easy; 1, 0) and 1 (hard; 1, absent, 1, 0) train; group 2 is filtered; 3 is open at the end."""
-    log = Log(cores=2.0)
-    log.worker(0.0, "trainer", WorkerState.IDLE)
-    log.commit(1.0, 0)
-    first = log.group(1.0, 3.0, 0, (1.0, 0.0))
-    log.update(4.0, 5.0, 6.0, 1, {0: first}, ess=0.5)
-    second = log.group(6.0, 10.0, 1, (1.0, None, 1.0, 0.0), "hard", version=1)
-    log.group(6.0, 10.0, 2, (1.0, 1.0), "hard")
-    log.reject(10.0, 2, "stale: lag 3 > 2", difficulty="hard")
-    log.draw(10.0, 3)
-    log.update(12.0, 14.0, 16.0, 2, {1: second}, ess=0.9, lag=2)
-    log.end(36.0)
-    return log
 
 
 def test_every_stage_of_the_funnel_is_counted_and_every_drawn_task_is_somewhere():
@@ -235,59 +214,6 @@ def test_environment_cpu_that_nothing_metered_is_absent_and_not_zero():
     assert report_of(unmetered).flow.environment_cpu_s is None
     assert report_of(unmetered).information.environment_cpu_s is None
     assert report_of(idle).flow.environment_cpu_s == 0
-
-
-def test_littles_law_holds_where_everything_that_enters_also_leaves():
-    """Ten updates; group i is ready for 1 s out of every 2: L = 1/2, lambda = 1/2 per s, W = 1 s."""
-    log = Log(updates=10)
-    log.commit(0.0, 0)
-    for i in range(10):
-        members = log.group(2.0 * i, 2.0 * i + 0.5, i, (1.0, 0.0), version=i)
-        log.update(2.0 * i + 1.5, 2.0 * i + 1.7, 2.0 * i + 1.9, i + 1, {i: members})
-    log.end(20.0)
-    stages = report_of(log).stages
-    assert stages.window_s == (1.9, 19.9)
-    ready = next(item for item in stages.little if item.stage == "ready queue")
-    assert ready.is_stationary
-    assert ready.measured == pytest.approx(0.5)
-    assert ready.mean_wait_s == pytest.approx(1.0)
-    assert ready.residual == pytest.approx(0.0, abs=1e-9)
-    assert [(age.p50_s, age.p95_s) for age in stages.queue_ages] == [(1.0, 1.0)] * 10
-
-
-def test_a_stage_that_fills_up_is_marked_not_stationary():
-    log = Log()
-    log.commit(0.0, 0)
-    for i in range(40):
-        log.group(float(i), i + 1.0, i, (1.0, 0.0))
-    log.end(50.0)
-    ready = next(item for item in report_of(log).stages.little if item.stage == "ready queue")
-    assert (ready.arrivals, ready.departures) == (40, 0)
-    assert not ready.is_stationary
-    assert ready.expected is None
-    assert ready.residual is None
-    assert ready.measured == pytest.approx(sum(50 - (i + 1) for i in range(40)) / 50)
-
-
-def test_waits_are_taken_from_turns_calls_gradings_and_groups():
-    log = Log()
-    log.commit(0.0, 0)
-    task, episode = log.draw(0.0, 0), episode_id(0, 0)
-    log.start(0.0, episode, task)
-    log.turn(3.0, episode, 0, wait_s=1.0, generate_s=2.0)
-    action = log.call(3.0, 0.5, episode)
-    transcript = log.seal(4.0, episode, task, actions=[(action, ExecutionStatus.OK)])
-    log.judge(4.25, transcript, None)
-    log.judge(5.0, transcript, 1.0, try_number=1)
-    stages = report_of(log).stages
-    assert stages.engine == (EngineTime("train", 1, 40, 4, 0.5, 1.0),)
-    waits = {item.stage: item for item in stages.waits}
-    assert waits["engine slot"].mean_s == pytest.approx(1.0)
-    assert waits["generation"].mean_s == pytest.approx(2.0)
-    assert waits["tool"].mean_s == pytest.approx(0.5)
-    assert waits["grading"].left == 2
-    assert waits["grading"].total_s == pytest.approx(1.0)
-    assert waits["training"].mean_s is None
 
 
 def test_slowdown_by_length_is_wall_time_over_the_same_without_waiting_for_slots():

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from test_folds import report_of, two_updates
+from event_logs import report_of, two_updates
 
 from headrace.config import AlgorithmSection
 from headrace.control.scoring import signal_figures

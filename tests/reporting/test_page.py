@@ -10,10 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from event_logs import POLICY, Log, episode_id, make_task
+from event_logs import POLICY, Log, episode_id, make_task, two_updates
 from lawful_run import as_log, lawful_steps
 from rich.console import Console
-from test_folds import two_updates
 
 from headrace.records.evaluation import EvaluationCompleted, StratumScore
 from headrace.records.ids import PolicyRef

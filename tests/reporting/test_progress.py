@@ -4,9 +4,8 @@ import asyncio
 import io
 import time
 
-from event_logs import POLICY, Log, episode_id
+from event_logs import POLICY, Log, episode_id, two_updates
 from rich.console import Console
-from test_folds import two_updates
 
 from headrace.records.evaluation import EvaluationCompleted
 from headrace.records.ids import PolicyRef
